@@ -5,9 +5,9 @@
 
 #include <stdint.h>
 
-/* Uniform in (0, 1), 23 bits, never 0 or 1. */
+/* Uniform in (0, 1), never 0 or 1; 24 significant bits at every magnitude, so that rare tokens keep their true chance. */
 float noise_uniform(uint64_t seed, uint32_t pos, uint32_t token);
-/* Standard Gumbel: -log(-log(u)). argmax(logit/T + gumbel) is a sample of softmax(logit/T). */
+/* Standard Gumbel: -log(-log(1 - v)), v = noise_uniform. argmax(logit/T + gumbel) is a sample of softmax(logit/T). */
 float noise_gumbel(uint64_t seed, uint32_t pos, uint32_t token);
 
 #endif
