@@ -23,8 +23,10 @@ typedef struct quant_info {
 } quant_info;
 
 const quant_info *quant_type_info(uint32_t type); /* NULL if unknown to us */
-const char *quant_type_name(uint32_t type);       /* known or not: also names ids we do not support, "type 137" otherwise */
-size_t quant_row_bytes(uint32_t type, uint64_t n); /* n must be a multiple of the block; 0 if type is unknown */
+/* Never NULL; also names ids of ggml that we do not decode, "an unknown type" for the rest (print the id beside it). */
+const char *quant_type_name(uint32_t type);
+/* 0 if the type is unknown, n is not a multiple of its block, or the product overflows. */
+size_t quant_row_bytes(uint32_t type, uint64_t n);
 
 /* Block structs; all fields unaligned-safe, sizes checked by static asserts in quant.c. */
 typedef struct { uint16_t d; int8_t q[32]; } quant_q8_0;
@@ -37,7 +39,8 @@ typedef struct { uint8_t ql[128]; uint8_t qh[64]; int8_t scales[16]; uint16_t d;
 typedef struct { uint16_t d; uint16_t q[32]; } quant_iq2_xxs;
 typedef struct { uint8_t e; uint8_t q[16]; } quant_mxfp4;
 
-/* Decodes n elements (a multiple of the type's block) from src to dst. src need not be aligned. */
+/* Decodes n elements (a multiple of the type's block) from src to dst. src need not be aligned.
+ * A type that is not decodable (is_float_like false, or unknown) fills dst with NaN. MXFP4 with exponent 255 is NaN. */
 void quant_decode(uint32_t type, const void *src, float *dst, uint64_t n);
 
 /* Integer view of one 32-element sub-block or 256-element block, for int8 dot products:
