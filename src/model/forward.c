@@ -1,0 +1,187 @@
+/* forward.c: DeepSeek-V4's forward, once, for every backend and every number of rows. */
+#include "model/model.h"
+
+/* What one block needs beside its weights: where its rows are stored and what it can see. */
+typedef struct place {
+    int ratio;
+    const float *freq;
+    const kv_layer *kv;    /* trunk */
+    const be_store *stage; /* drafter: ring of absorbed rows; NULL in the trunk */
+} place;
+
+static bool sim_kv(const model *m) { return m->sim != KV_SIM_OFF; }
+static bool sim_index(const model *m) { return m->sim == KV_SIM_FULL; }
+
+/* Selection is needed once a row may see more compressed rows than the indexer selects. */
+static bool selects(const model *m, const be_rows *r) { return (r->max_pos + 1) / 4 > m->s.dims.idx_topk; }
+
+static be_linear job(const be_weight *w, const float *x, float *y) { return (be_linear){w, x, y, (int)w->ne0, (int)w->ne1, 1}; }
+
+/* Everything that is a product of the normed input: query low rank, KV row, compressor inputs, index weights. */
+static void input_products(model *m, const be_rows *r, const layer_weights *L, int ratio)
+{
+    scratch *s = &m->sc;
+    be_linear jobs[7];
+    int k = 0;
+    jobs[k++] = job(&L->q_a, s->x, s->qa);
+    jobs[k++] = job(&L->kv, s->x, s->kv);
+    if (ratio) {
+        jobs[k++] = job(&L->comp.kv, s->x, s->comp_kv);
+        jobs[k++] = job(&L->comp.gate, s->x, s->comp_gate);
+    }
+    if (ratio == 4) {
+        jobs[k++] = job(&L->index_comp.kv, s->x, s->index_kv);
+        jobs[k++] = job(&L->index_comp.gate, s->x, s->index_gate);
+        if (selects(m, r))
+            jobs[k++] = job(&L->index_proj, s->x, s->index_w);
+    }
+    m->b->op->linear(m->b, r->n, jobs, k);
+}
+
+static void queries(model *m, const be_rows *r, const layer_weights *L, const place *p)
+{
+    scratch *s = &m->sc;
+    m->b->op->norm(m->b, r->n, m->s.q_rank, s->qa, L->q_a_norm, s->qa);
+    be_linear jobs[2] = {job(&L->q_b, s->qa, s->q), {0}};
+    int k = 1;
+    if (p->ratio == 4 && selects(m, r))
+        jobs[k++] = job(&L->index_q_b, s->qa, s->index_q);
+    m->b->op->linear(m->b, r->n, jobs, k);
+    m->b->op->q_finish(m->b, r, p->freq, s->q);
+}
+
+/* Compressor and indexer: store this forward's inputs, pool the windows that end here, select rows. Returns the selection or NULL. */
+static const int32_t *compress(model *m, const be_rows *r, const layer_weights *L, const place *p)
+{
+    scratch *s = &m->sc;
+    const backend_ops *op = m->b->op;
+    const kv_layer *kv = p->kv;
+    op->comp_put(m->b, r, p->ratio, s->comp_kv, s->comp_gate, L->comp.ape, &kv->comp_in);
+    op->comp_pool(m->b, r, p->ratio, &kv->comp_in, L->comp.norm, p->freq, false, sim_kv(m), &kv->comp);
+    if (p->ratio != 4)
+        return NULL;
+    op->comp_put(m->b, r, p->ratio, s->index_kv, s->index_gate, L->index_comp.ape, &kv->index_in);
+    op->comp_pool(m->b, r, p->ratio, &kv->index_in, L->index_comp.norm, p->freq, true, sim_index(m), &kv->index);
+    if (!selects(m, r))
+        return NULL;
+    op->index_query(m->b, r, p->freq, sim_index(m), s->index_q);
+    op->index_select(m->b, r, p->ratio, s->index_q, s->index_w, &kv->index, (int32_t *)s->sel);
+    return (const int32_t *)s->sel;
+}
+
+static void attention(model *m, const be_rows *r, const layer_weights *L, const place *p)
+{
+    scratch *s = &m->sc;
+    const backend_ops *op = m->b->op;
+    input_products(m, r, L, p->ratio);
+    queries(m, r, L, p);
+    op->kv_finish(m->b, r, L->kv_norm, p->freq, sim_kv(m), s->kv, p->stage ? NULL : &p->kv->raw);
+    be_attn a = {.q = s->q, .o = s->attn, .raw = p->stage ? p->stage : &p->kv->raw, .ratio = p->ratio, .sinks = L->sinks,
+                 .freq = p->freq, .block = p->stage ? s->kv : NULL};
+    if (p->ratio) {
+        a.sel = compress(m, r, L, p);
+        a.comp = &p->kv->comp;
+    }
+    op->attend(m->b, r, &a);
+    const be_dims *d = &m->s.dims;
+    be_linear grouped = {&L->out_a, s->attn, s->low, d->heads * d->head_dim, d->groups * d->group_rank, d->groups};
+    op->linear(m->b, r->n, &grouped, 1);
+    be_linear out = job(&L->out_b, s->low, s->out);
+    op->linear(m->b, r->n, &out, 1);
+}
+
+static void experts(model *m, const be_rows *r, const layer_weights *L, float clamp, float sclamp)
+{
+    scratch *s = &m->sc;
+    int32_t *ids = (int32_t *)s->route_id;
+    m->b->op->route(m->b, r, s->x, &L->router, L->router_bias, L->tid2eid, ids, s->route_w);
+    be_moe e = {&L->gate_exps, &L->up_exps, &L->down_exps, &L->gate_sh, &L->up_sh, &L->down_sh, clamp, sclamp};
+    m->b->op->moe(m->b, r->n, &e, s->x, ids, s->route_w, s->out);
+}
+
+/* Two sublayers, each inside its hyper-connection; sc.streams is replaced. */
+static void block(model *m, const be_rows *r, const layer_weights *L, const place *p, float clamp, float sclamp)
+{
+    scratch *s = &m->sc;
+    const backend_ops *op = m->b->op;
+    op->hc_pre(m->b, r->n, &L->hc_attn, L->attn_norm, s->streams, s->mix, NULL, s->x);
+    attention(m, r, L, p);
+    op->hc_post(m->b, r->n, s->mix, s->out, s->streams);
+    op->hc_pre(m->b, r->n, &L->hc_ffn, L->ffn_norm, s->streams, s->mix, NULL, s->x);
+    experts(m, r, L, clamp, sclamp);
+    op->hc_post(m->b, r->n, s->mix, s->out, s->streams);
+}
+
+static int tap_slot(const model *m, int layer)
+{
+    for (int i = 0; m->has_drafter && i < m->ds.targets; i++)
+        if (m->ds.target[i] == layer)
+            return i;
+    return -1;
+}
+
+void forward_layer(model *m, kv *k, int layer, const be_rows *r)
+{
+    int ratio = m->s.ratio[layer], slot = tap_slot(m, layer);
+    place p = {ratio, ratio ? m->w.freq_comp : m->w.freq_plain, &k->layer[layer], NULL};
+    block(m, r, &m->w.layer[layer], &p, m->s.clamp[layer], m->s.sclamp[layer]);
+    if (slot >= 0 && k->tap.width)
+        m->b->op->tap(m->b, r, m->sc.streams, slot, &k->tap);
+}
+
+void forward_head(model *m, int n, int from)
+{
+    scratch *s = &m->sc;
+    size_t skip = (size_t)from * (size_t)(m->s.dims.streams * m->s.dims.d);
+    if (from >= n)
+        return;
+    m->b->op->hc_head(m->b, n - from, &m->w.hc_head, m->w.norm, s->streams + skip, s->hidden, s->normed);
+    be_linear out = job(&m->w.output, s->normed, s->logits);
+    m->b->op->linear(m->b, n - from, &out, 1);
+}
+
+void forward_trunk(model *m, kv *k, const be_rows *r, int head_from)
+{
+    uint64_t key = (uint64_t)r->n << 40 | (uint64_t)head_from << 32 | (uint64_t)selects(m, r);
+    if (m->b->op->step_begin(m->b, key)) {
+        m->b->op->embed(m->b, r, &m->w.embed, m->sc.streams);
+        for (int l = 0; l < m->s.layers; l++)
+            forward_layer(m, k, l, r);
+        forward_head(m, r->n, head_from);
+    }
+    m->b->op->step_end(m->b);
+}
+
+void forward_absorb(model *m, kv *k, const be_rows *r)
+{
+    scratch *s = &m->sc;
+    const backend_ops *op = m->b->op;
+    op->gather(m->b, r, &k->tap, s->tap);
+    be_linear proj = job(&m->dw.main_proj, s->tap, s->main_x);
+    op->linear(m->b, r->n, &proj, 1);
+    op->norm(m->b, r->n, m->s.dims.d, s->main_x, m->dw.main_norm, s->main_x);
+    for (int i = 0; i < m->ds.stages; i++) {
+        const layer_weights *L = &m->dw.stage[i];
+        be_linear kv_row = job(&L->kv, s->main_x, s->kv);
+        op->linear(m->b, r->n, &kv_row, 1);
+        op->kv_finish(m->b, r, L->kv_norm, m->w.freq_plain, sim_kv(m), s->kv, &k->stage[i]);
+    }
+}
+
+void forward_draft(model *m, kv *k, const be_rows *r)
+{
+    scratch *s = &m->sc;
+    const int last = m->s.layers - 1;
+    m->b->op->embed(m->b, r, &m->w.embed, s->streams);
+    for (int i = 0; i < m->ds.stages; i++) {
+        place p = {0, m->w.freq_plain, NULL, &k->stage[i]};
+        block(m, r, &m->dw.stage[i], &p, m->s.clamp[last], m->s.sclamp[last]);
+    }
+    m->b->op->hc_head(m->b, r->n, &m->dw.hc_head, m->dw.norm, s->streams, s->hidden, s->normed);
+}
+
+void forward_draft_head(model *m, int n)
+{
+    be_linear out = job(&m->w.output, m->sc.normed, m->sc.draft_logits);
+    m->b->op->linear(m->b, n, &out, 1);
+}

@@ -1,0 +1,338 @@
+#include "model/weights.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/hash.h"
+#include "file/quant.h"
+
+/* One pass over a file: which tensors were used, and where messages and progress go. */
+typedef struct binder {
+    const gguf *g;
+    backend *b;
+    const shape *s;
+    bool *used; /* [n_tensors] */
+    weights_progress cb;
+    void *ctx;
+    uint64_t done, total;
+} binder;
+
+static int binder_open(binder *k, const gguf *g, backend *b, const shape *s, weights_progress cb, void *ctx, ds4_err *e)
+{
+    *k = (binder){.g = g, .b = b, .s = s, .cb = cb, .ctx = ctx};
+    k->used = calloc(gguf_n_tensors(g) + 1, sizeof *k->used);
+    if (!k->used)
+        return ds4_fail(e, DS4_ENOMEM, "%s: no memory for the tensor list", gguf_path(g));
+    for (size_t i = 0; i < gguf_n_tensors(g); i++)
+        k->total += gguf_tensor_at(g, i)->nbytes;
+    return 0;
+}
+
+static void describe(const gguf_tensor *t, char *s, size_t room)
+{
+    size_t n = (size_t)snprintf(s, room, "%s [", quant_type_name(t->type));
+    for (uint32_t i = 0; i < t->n_dims && n < room; i++)
+        n += (size_t)snprintf(s + n, room - n, "%s%llu", i ? ", " : "", (unsigned long long)t->ne[i]);
+    if (n < room)
+        snprintf(s + n, room - n, "]");
+}
+
+/* Finds a tensor, checks that it holds exactly n elements with ne0 inputs per row, and marks it used. */
+static const gguf_tensor *take(binder *k, const char *name, int64_t ne0, int64_t n, const char *want, ds4_err *e)
+{
+    const gguf_tensor *t = gguf_find_tensor(k->g, name);
+    if (!t) {
+        ds4_fail(e, DS4_EMODEL, "%s: tensor %s is missing, expected %s", gguf_path(k->g), name, want);
+        return NULL;
+    }
+    uint64_t have = t->ne[0] * t->ne[1] * t->ne[2] * t->ne[3];
+    if (have != (uint64_t)n || (t->n_dims > 1 && t->ne[0] != (uint64_t)ne0)) {
+        char found[160];
+        describe(t, found, sizeof found);
+        ds4_fail(e, DS4_EMODEL, "%s: tensor %s is %s, expected %s", gguf_path(k->g), name, found, want);
+        return NULL;
+    }
+    for (size_t i = 0; i < gguf_n_tensors(k->g); i++)
+        if (gguf_tensor_at(k->g, i) == t)
+            k->used[i] = true;
+    k->done += t->nbytes;
+    if (k->cb)
+        k->cb(k->ctx, k->done, k->total);
+    return t;
+}
+
+static int wrong_type(binder *k, const char *name, const gguf_tensor *t, const char *want, ds4_err *e)
+{
+    return ds4_fail(e, DS4_EMODEL, "%s: tensor %s is of type %s, expected %s", gguf_path(k->g), name, quant_type_name(t->type), want);
+}
+
+static int take_matrix(binder *k, const char *name, int64_t ne0, int64_t ne1, int64_t ne2, be_weight *out, ds4_err *e)
+{
+    char want[96];
+    snprintf(want, sizeof want, ne2 > 1 ? "a matrix [%lld, %lld, %lld]" : "a matrix [%lld, %lld]", (long long)ne0, (long long)ne1,
+             (long long)ne2);
+    const gguf_tensor *t = take(k, name, ne0, ne0 * ne1 * ne2, want, e);
+    if (!t)
+        return e ? e->code : DS4_EMODEL;
+    const quant_info *q = quant_type_info(t->type);
+    if (!q || !q->is_float_like)
+        return wrong_type(k, name, t, "a float or quantised type", e);
+    *out = (be_weight){.name = t->name.p, .type = t->type, .ne0 = ne0, .ne1 = ne1, .ne2 = ne2,
+                       .row_bytes = quant_row_bytes(t->type, (uint64_t)ne0)};
+    return k->b->op->bind(k->b, out, t->data, e);
+}
+
+static int take_vector(binder *k, const char *name, int64_t ne0, int64_t ne1, const float **out, ds4_err *e)
+{
+    char want[64];
+    int64_t n = ne0 * ne1;
+    snprintf(want, sizeof want, ne1 > 1 ? "numbers [%lld, %lld]" : "%lld numbers", (long long)ne0, (long long)ne1);
+    const gguf_tensor *t = take(k, name, ne0, n, want, e);
+    if (!t)
+        return e ? e->code : DS4_EMODEL;
+    if (t->type != Q_F32 && t->type != Q_F16 && t->type != Q_BF16)
+        return wrong_type(k, name, t, "F32, F16 or BF16", e);
+    float *host = malloc((size_t)n * sizeof *host);
+    float *dev = host ? k->b->op->alloc(k->b, (size_t)n * sizeof *dev) : NULL;
+    if (!dev) {
+        free(host);
+        return ds4_fail(e, DS4_ENOMEM, "%s: no memory for tensor %s", gguf_path(k->g), name);
+    }
+    quant_decode(t->type, t->data, host, (uint64_t)n);
+    k->b->op->upload(k->b, dev, host, (size_t)n * sizeof *dev);
+    free(host);
+    *out = dev;
+    return 0;
+}
+
+/* The token-to-expert table: [vocab][used] expert ids, every one checked. */
+static int take_table(binder *k, const char *name, int64_t used, int64_t vocab, const int32_t **out, ds4_err *e)
+{
+    char want[96];
+    snprintf(want, sizeof want, "I32 [%lld, %lld]", (long long)used, (long long)vocab);
+    const gguf_tensor *t = take(k, name, used, used * vocab, want, e);
+    if (!t)
+        return e ? e->code : DS4_EMODEL;
+    if (t->type != Q_I32)
+        return wrong_type(k, name, t, "I32", e);
+    int32_t *dev = k->b->op->alloc(k->b, t->nbytes);
+    if (!dev)
+        return ds4_fail(e, DS4_ENOMEM, "%s: no memory for tensor %s", gguf_path(k->g), name);
+    const uint8_t *p = t->data;
+    for (int64_t i = 0; i < used * vocab; i++) {
+        int32_t id;
+        memcpy(&id, p + 4 * i, 4);
+        if (id < 0 || id >= k->s->dims.experts)
+            return ds4_fail(e, DS4_EMODEL, "%s: tensor %s sends token %lld to expert %d, expected 0..%d", gguf_path(k->g), name,
+                            (long long)(i / used), id, k->s->dims.experts - 1);
+    }
+    k->b->op->upload(k->b, dev, p, t->nbytes);
+    *out = dev;
+    return 0;
+}
+
+/* Whether a block of this ratio has a tensor of this class. `hash` < 0: a drafter stage (always scored). */
+enum when { ALWAYS, COMP, INDEX, SCORED, HASHED };
+static bool applies(enum when w, int ratio, bool hash)
+{
+    switch (w) {
+    case ALWAYS: return true;
+    case COMP: return ratio != 0;
+    case INDEX: return ratio == 4;
+    case SCORED: return !hash;
+    case HASHED: return hash;
+    }
+    return false;
+}
+
+static int bind_block(binder *k, layer_weights *L, const char *prefix, int ratio, bool hash, ds4_err *e)
+{
+    const be_dims *d = &k->s->dims;
+    const int64_t D = d->d, S = d->streams, QR = k->s->q_rank, H = d->heads, K = d->head_dim, G = d->groups, R = d->group_rank;
+    const int64_t CW = ratio == 4 ? 2 * K : K, IH = d->idx_heads, I = d->idx_dim, E = d->experts, F = d->ff, U = d->used;
+    const int64_t VOCAB = d->vocab;
+    char name[160];
+    int rc = 0;
+#define NAMED(n) (snprintf(name, sizeof name, "%s%s", prefix, n), name)
+#define M(member, n, n0, n1, n2, when) \
+    if (!rc && applies(when, ratio, hash)) \
+        rc = take_matrix(k, NAMED(n), n0, n1, n2, &L->member, e);
+#define V(member, n, n0, n1, when) \
+    if (!rc && applies(when, ratio, hash)) \
+        rc = take_vector(k, NAMED(n), n0, n1, &L->member, e);
+#define T(member, n, n0, n1, when) \
+    if (!rc && applies(when, ratio, hash)) \
+        rc = take_table(k, NAMED(n), n0, n1, &L->member, e);
+#include "model/weights.def"
+#undef M
+#undef V
+#undef T
+#undef NAMED
+    return rc;
+}
+
+static bool starts_with(gguf_str s, const char *p) { return s.n >= strlen(p) && !memcmp(s.p, p, strlen(p)); }
+
+/* Every tensor of the file must have been used, except those under `ignored` (an MTP block that is left unread). */
+static int nothing_left(binder *k, const char *ignored, ds4_err *e)
+{
+    size_t extra = 0;
+    const gguf_tensor *first = NULL;
+    for (size_t i = 0; i < gguf_n_tensors(k->g); i++) {
+        const gguf_tensor *t = gguf_tensor_at(k->g, i);
+        if (k->used[i] || (ignored && starts_with(t->name, ignored)))
+            continue;
+        first = first ? first : t;
+        extra++;
+    }
+    if (!extra)
+        return 0;
+    char found[160];
+    describe(first, found, sizeof found);
+    return ds4_fail(e, DS4_EMODEL, "%s: %zu tensor%s not part of this model, first %.*s, %s: wrong or newer kind of file?", gguf_path(k->g),
+                    extra, extra == 1 ? " is" : "s are", (int)first->name.n, first->name.p, found);
+}
+
+static int upload_freqs(backend *b, const shape *s, bool compressed, const float **out, ds4_err *e)
+{
+    float freq[2048];
+    shape_rope_freqs(s, compressed, freq);
+    size_t bytes = sizeof(float) * (size_t)s->dims.rope_dim / 2;
+    float *dev = b->op->alloc(b, bytes);
+    if (!dev)
+        return ds4_fail(e, DS4_ENOMEM, "no memory for the rotary table");
+    b->op->upload(b, dev, freq, bytes);
+    *out = dev;
+    return 0;
+}
+
+static int bind_trunk_top(binder *k, trunk_weights *w, ds4_err *e)
+{
+    const be_dims *d = &k->s->dims;
+    int rc = take_matrix(k, "token_embd.weight", d->d, d->vocab, 1, &w->embed, e);
+    if (!rc)
+        rc = take_matrix(k, "output.weight", d->d, d->vocab, 1, &w->output, e);
+    if (!rc)
+        rc = take_vector(k, "output_norm.weight", d->d, 1, &w->norm, e);
+    if (!rc)
+        rc = take_matrix(k, "output_hc_fn.weight", (int64_t)d->streams * d->d, d->streams, 1, &w->hc_head.fn, e);
+    if (!rc)
+        rc = take_vector(k, "output_hc_base.weight", d->streams, 1, &w->hc_head.base, e);
+    if (!rc)
+        rc = take_vector(k, "output_hc_scale.weight", 1, 1, &w->hc_head.scale, e);
+    if (!rc)
+        rc = upload_freqs(k->b, k->s, false, &w->freq_plain, e);
+    if (!rc)
+        rc = upload_freqs(k->b, k->s, true, &w->freq_comp, e);
+    return rc;
+}
+
+int weights_bind_trunk(trunk_weights *w, const shape *s, const gguf *g, backend *b, weights_progress cb, void *ctx, ds4_err *e)
+{
+    binder k;
+    memset(w, 0, sizeof *w);
+    int rc = binder_open(&k, g, b, s, cb, ctx, e);
+    if (!rc && !(w->layer = calloc((size_t)s->layers, sizeof *w->layer)))
+        rc = ds4_fail(e, DS4_ENOMEM, "%s: no memory for %d layers", gguf_path(g), s->layers);
+    if (!rc)
+        rc = bind_trunk_top(&k, w, e);
+    for (int l = 0; l < s->layers && !rc; l++) {
+        char prefix[32];
+        snprintf(prefix, sizeof prefix, "blk.%d.", l);
+        rc = bind_block(&k, &w->layer[l], prefix, s->ratio[l], l < s->hash_layers, e);
+    }
+    char ignored[32];
+    snprintf(ignored, sizeof ignored, "blk.%d.", s->mtp_layer);
+    if (!rc)
+        rc = nothing_left(&k, s->mtp_layer >= 0 ? ignored : NULL, e);
+    free(k.used);
+    if (rc)
+        weights_free_trunk(w);
+    return rc;
+}
+
+/* Tensors that stand beside the stages. The sidecar puts them under the first and the last stage, llama.cpp at the top. */
+static int bind_drafter_top(binder *k, drafter_weights *w, const drafter_shape *ds, ds4_err *e)
+{
+    const be_dims *d = &k->s->dims;
+    const int64_t D = d->d, S = d->streams, V = d->vocab;
+    char last[32] = "", name[96];
+    if (!ds->llama_names)
+        snprintf(last, sizeof last, "mtp.%d.", ds->stages - 1);
+#define AT(sidecar, llama) (snprintf(name, sizeof name, "%s%s", last, ds->llama_names ? llama : sidecar), name)
+    int rc = take_matrix(k, ds->llama_names ? "fc.weight" : "mtp.0.main_proj.weight", D * ds->targets, D, 1, &w->main_proj, e);
+    if (!rc)
+        rc = take_vector(k, ds->llama_names ? "enc.output_norm.weight" : "mtp.0.main_norm.weight", D, 1, &w->main_norm, e);
+    if (!rc)
+        rc = take_vector(k, AT("norm.weight", "output_norm.weight"), D, 1, &w->norm, e);
+    if (!rc)
+        rc = take_matrix(k, AT("hc_head_fn.weight", "output_hc_fn.weight"), S * D, S, 1, &w->hc_head.fn, e);
+    if (!rc)
+        rc = take_vector(k, AT("hc_head_base.weight", "output_hc_base.weight"), S, 1, &w->hc_head.base, e);
+    if (!rc)
+        rc = take_vector(k, AT("hc_head_scale.weight", "output_hc_scale.weight"), 1, 1, &w->hc_head.scale, e);
+    if (!rc)
+        rc = take_matrix(k, AT("markov_head.markov_w1.weight", "markov_w1.weight"), ds->rank, V, 1, &w->markov_w1, e);
+    if (!rc)
+        rc = take_matrix(k, AT("markov_head.markov_w2.weight", "markov_w2.weight"), ds->rank, V, 1, &w->markov_w2, e);
+    if (!rc)
+        rc = take_matrix(k, AT("confidence_head.proj.weight", "conf_proj.weight"), D + ds->rank, 1, 1, &w->confidence, e);
+#undef AT
+    return rc;
+}
+
+int weights_bind_drafter(drafter_weights *w, const shape *s, const drafter_shape *ds, const gguf *g, backend *b, weights_progress cb,
+                         void *ctx, ds4_err *e)
+{
+    binder k;
+    memset(w, 0, sizeof *w);
+    int rc = binder_open(&k, g, b, s, cb, ctx, e);
+    if (!rc && !(w->stage = calloc((size_t)ds->stages, sizeof *w->stage)))
+        rc = ds4_fail(e, DS4_ENOMEM, "%s: no memory for %d stages", gguf_path(g), ds->stages);
+    if (!rc)
+        rc = bind_drafter_top(&k, w, ds, e);
+    for (int l = 0; l < ds->stages && !rc; l++) {
+        char prefix[32];
+        snprintf(prefix, sizeof prefix, ds->llama_names ? "blk.%d." : "mtp.%d.", l);
+        rc = bind_block(&k, &w->stage[l], prefix, 0, false, e);
+    }
+    if (!rc)
+        rc = nothing_left(&k, NULL, e);
+    free(k.used);
+    if (rc)
+        weights_free_drafter(w);
+    return rc;
+}
+
+void weights_free_trunk(trunk_weights *w)
+{
+    free(w->layer);
+    w->layer = NULL;
+}
+
+void weights_free_drafter(drafter_weights *w)
+{
+    free(w->stage);
+    w->stage = NULL;
+}
+
+uint64_t weights_identity(const gguf *g)
+{
+    uint64_t h = hash64("ds4 model", 9, 0);
+    for (size_t i = 0; i < gguf_n_kv(g); i++) {
+        const gguf_kv *kv = gguf_kv_at(g, i);
+        h = hash64(kv->key.p, kv->key.n, h);
+        h = hash64(kv->data, kv->bytes < 4096 ? kv->bytes : 4096, h);
+    }
+    for (size_t i = 0; i < gguf_n_tensors(g); i++) {
+        const gguf_tensor *t = gguf_tensor_at(g, i);
+        size_t head = t->nbytes < 64 ? (size_t)t->nbytes : 64;
+        h = hash64(t->name.p, t->name.n, h);
+        h = hash64(&t->type, sizeof t->type, h);
+        h = hash64(t->ne, sizeof t->ne, h);
+        h = hash64(t->data, head, h);
+        h = hash64((const char *)t->data + t->nbytes / 2, t->nbytes / 2 < 64 ? (size_t)t->nbytes / 2 : 64, h);
+    }
+    return h;
+}
