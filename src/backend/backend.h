@@ -34,6 +34,7 @@ typedef struct be_weight {
     uint32_t type;    /* enum quant_type */
     int64_t ne0, ne1, ne2;
     const void *data; /* device, backend's own representation; values equal quant_decode of the file's bytes */
+    const void *host; /* the file's bytes, mapped as long as the model lives */
     size_t row_bytes; /* of one output row in the file's layout */
 } be_weight;
 
@@ -113,8 +114,8 @@ typedef struct backend_ops {
     void (*upload)(backend *b, void *dst, const void *src, size_t bytes);
     void (*download)(backend *b, void *dst, const void *src, size_t bytes); /* waits for earlier operations */
     void (*copy)(backend *b, void *dst, const void *src, size_t bytes);     /* device to device */
-    /* Binds ne2 slices of a matrix whose bytes lie at `host` in the file's layout. The host bytes stay mapped while the backend lives. */
-    int (*bind)(backend *b, be_weight *w, const void *host, ds4_err *e);
+    /* Fills w->data for a matrix described by the other members; its bytes lie at w->host in the file's layout. */
+    int (*bind)(backend *b, be_weight *w, ds4_err *e);
     /* Waits for everything issued; returns 0 or DS4_EBACKEND with the first error. The error stays: the backend is dead. */
     int (*sync)(backend *b, ds4_err *e);
     /* A step is the unit that may be captured and replayed. `key` identifies the sequence of operations that follows (same key, same
@@ -171,7 +172,8 @@ typedef struct backend_ops {
     void (*pick)(backend *b, int n, const float *logits, float temp, uint64_t seed, const int32_t *pos, int32_t *out);
     /* logits[v] += w2[v] . w1[*prev] for one row; prev: device. */
     void (*markov)(backend *b, const be_weight *w1, const be_weight *w2, const int32_t *prev, float *logits);
-    /* (optional) out[i] = w . [hidden[i] (d) ; w1[prev[i]] (rank)] in float, w: [d + rank]. NULL slot: spec/confidence.c does it on the host. */
+    /* (optional) out[i] = w . [hidden[i] (d) ; w1[prev[i]] (rank)] of decoded weights, accumulated in double in index order on the CPU;
+     * w: [d + rank]. NULL slot: spec/confidence.c does the same on the host. */
     void (*confidence)(backend *b, int n, const be_weight *w, const be_weight *w1, const float *hidden, const int32_t *prev, float *out);
 } backend_ops;
 

@@ -79,8 +79,9 @@ static int take_matrix(binder *k, const char *name, int64_t ne0, int64_t ne1, in
     if (!q || !q->is_float_like)
         return wrong_type(k, name, t, "a float or quantised type", e);
     *out = (be_weight){.name = t->name.p, .type = t->type, .ne0 = ne0, .ne1 = ne1, .ne2 = ne2,
+                       .host = t->data,
                        .row_bytes = quant_row_bytes(t->type, (uint64_t)ne0)};
-    return k->b->op->bind(k->b, out, t->data, e);
+    return k->b->op->bind(k->b, out, e);
 }
 
 static int take_vector(binder *k, const char *name, int64_t ne0, int64_t ne1, const float **out, ds4_err *e)
