@@ -4,21 +4,45 @@
 #include <stdio.h>
 #include <string.h>
 
+/* Control bytes (a name from a file may hold any) become spaces, so that a line stays one and cannot drive a terminal. */
 static void one_line(char *s)
 {
     for (; *s; s++)
-        if (*s == '\n' || *s == '\r')
+        if ((unsigned char)*s < 32 || *s == 127)
             *s = ' ';
+}
+
+/* Removes a UTF-8 sequence that was cut at the end of a full buffer. */
+static void trim_cut_char(char *s)
+{
+    size_t n = strlen(s), back = 0;
+    while (back < n && back < 3 && ((unsigned char)s[n - 1 - back] & 0xc0) == 0x80)
+        back++;
+    if (back >= n)
+        return;
+    unsigned char lead = (unsigned char)s[n - 1 - back];
+    size_t want = lead >= 0xf0 ? 4 : lead >= 0xe0 ? 3 : lead >= 0xc0 ? 2 : 1;
+    if (want > back + 1)
+        s[n - 1 - back] = 0;
+}
+
+static void store(ds4_err *e, const char *head, const char *tail)
+{
+    int n = snprintf(e->msg, sizeof e->msg, "%s%s", head, tail);
+    one_line(e->msg);
+    if (n >= (int)sizeof e->msg)
+        trim_cut_char(e->msg);
 }
 
 int ds4_fail(ds4_err *e, int code, const char *fmt, ...)
 {
     if (e) {
+        char text[sizeof e->msg + 1]; /* one longer than fits, so that store sees the cut; apart, since an argument may be e->msg */
         va_list ap;
         va_start(ap, fmt);
-        vsnprintf(e->msg, sizeof e->msg, fmt, ap);
+        vsnprintf(text, sizeof text, fmt, ap);
         va_end(ap);
-        one_line(e->msg);
+        store(e, text, "");
         e->code = code;
     }
     return code;
@@ -31,17 +55,12 @@ int ds4_wrap(ds4_err *e, const char *fmt, ...)
     char head[250], old[sizeof e->msg];
     va_list ap;
     va_start(ap, fmt);
-    vsnprintf(head, sizeof head, fmt, ap);
+    int n = vsnprintf(head, sizeof head - 2, fmt, ap);
     va_end(ap);
+    if (n >= (int)sizeof head - 2)
+        trim_cut_char(head);
+    strcat(head, ": ");
     memcpy(old, e->msg, sizeof old);
-    int n = snprintf(e->msg, sizeof e->msg, "%s: ", head);
-    if (n > 0 && (size_t)n < sizeof e->msg) {
-        size_t room = sizeof e->msg - (size_t)n - 1, len = strlen(old);
-        if (len > room)
-            len = room;
-        memcpy(e->msg + n, old, len);
-        e->msg[(size_t)n + len] = 0;
-    }
-    one_line(e->msg);
+    store(e, head, old);
     return e->code;
 }
