@@ -29,7 +29,8 @@ static const option_row table[] = {
     {"--out", "FILE", "GGUF file to write (replaced only when the new one is complete)", TEXT, AT(out)},
     {"--recipe", "R", "types of the tensors, see below", TEXT, AT(recipe)},
     {"--dspark-support", NULL, "write the DSpark drafter (mtp.N tensors) instead of the trunk", FLAG, AT(drafter)},
-    {"--imatrix", "FILE", "importance matrix (legacy .dat); without it: column sums of squared weights", TEXT, AT(imatrix)},
+    {"--imatrix", "FILE", "importance matrix (legacy .dat); without it: column sums of squared weights", TEXT,
+        AT(imatrix)},
     {"--experts", "TYPE", "type of all routed experts instead of the recipe's", TEXT, AT(experts)},
     {"--dense", "TYPE", "type of attention, shared-expert and head matrices instead of the recipe's", TEXT, AT(dense)},
     {"--layout", "L", "ds4 (default) or llama: names and shapes of llama.cpp's files", TEXT, AT(layout)},
@@ -147,7 +148,8 @@ static void print_plan(const conv *c, const options *o)
                o->drafter ? "trunk" : "drafter (--dspark-support)");
     if (!o->drafter && !conv_has_tokenizer(c))
         printf("note: %s has no tokenizer.json: the file gets no tokenizer\n", o->hf);
-    printf("total: %zu tensors, %llu bytes (%.2f GiB)\n", p->n, (unsigned long long)p->bytes, (double)p->bytes / (1 << 30));
+    printf("total: %zu tensors, %llu bytes (%.2f GiB)\n", p->n, (unsigned long long)p->bytes,
+           (double)p->bytes / (1 << 30));
     fflush(stdout);
 }
 

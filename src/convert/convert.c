@@ -57,14 +57,16 @@ static int check_drafter(const conv *c, ds4_err *e)
     if (c->stages == 0)
         return ds4_fail(e, DS4_EMODEL, "%s: no mtp.N tensors: the checkpoint holds no drafter", dir);
     if (st_find(c->st, "mtp.0.e_proj.weight"))
-        return ds4_fail(e, DS4_EMODEL, "%s: mtp.0.e_proj.weight found: this is the MTP block of the preview release, not a "
+        return ds4_fail(e, DS4_EMODEL,
+                        "%s: mtp.0.e_proj.weight found: this is the MTP block of the preview release, not a "
                         "DSpark drafter", dir);
     if (!c->cfg.has_dspark)
-        return ds4_fail(e, DS4_EMODEL, "%s/config.json: key dspark_block_size is missing, it is needed for --dspark-support",
+        return ds4_fail(e, DS4_EMODEL,
+                        "%s/config.json: key dspark_block_size is missing, it is needed for --dspark-support",
                         dir);
     if (listed && listed != c->stages)
-        return ds4_fail(e, DS4_EMODEL, "%s: compress_ratios tells of %u draft stages, the tensors mtp.N of %u", dir, listed,
-                        c->stages);
+        return ds4_fail(e, DS4_EMODEL, "%s: compress_ratios tells of %u draft stages, the tensors mtp.N of %u", dir,
+                        listed, c->stages);
     if (c->stages > 8)
         return ds4_fail(e, DS4_EMODEL, "%s: %u draft stages, at most 8 are supported", dir, c->stages);
     return 0;

@@ -1,9 +1,9 @@
 /* convert.h: a Hugging Face DeepSeek-V4 checkpoint -> one GGUF file (trunk, or DSpark drafter).
  *
- *   conv_open   config.json, safetensors headers, plan; every planned tensor is found and its shape checked, every tensor of the
- *               checkpoint that belongs to this output must be planned. Nothing is written.
- *   conv_run    tensor by tensor, slice by slice (one expert), in chunks: decode -> check -> encode -> write. Memory stays
- *               at a few chunks whatever the model; the output does not depend on the number of threads. */
+ *   conv_open   config.json, safetensors headers, plan; every planned tensor is found and its shape checked, every
+ *               tensor of the checkpoint that belongs to this output must be planned. Nothing is written.
+ *   conv_run    tensor by tensor, slice by slice (one expert), in chunks: decode -> check -> encode -> write. Memory
+ *               is a few chunks whatever the model; the output does not depend on the number of threads. */
 #ifndef DS4_CONVERT_CONVERT_H
 #define DS4_CONVERT_CONVERT_H
 

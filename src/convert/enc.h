@@ -26,7 +26,8 @@ bool enc_type_by_name(const char *name, uint32_t *type);
 
 /* Index of the first NaN or infinity, n if all are finite. */
 size_t enc_find_nonfinite(const float *x, size_t n);
-/* Index of the first value that the type cannot hold (F16: magnitude rounds to infinity; block types: scale would), else n. */
+/* Index of the first value that the type cannot hold (F16: magnitude rounds to infinity; block types: scale would),
+ * else n. */
 size_t enc_find_overflow(uint32_t type, const float *x, size_t n);
 
 /* Encodes one row. Preconditions as above; never fails. */
@@ -43,7 +44,7 @@ void enc_q4_k_block(const float x[256], const float w[256], uint8_t dst[144]);
 void enc_q2_k_block(const float x[256], const float w[256], uint8_t dst[84]);
 void enc_iq2_xxs_block(const float x[256], const float w[256], uint8_t dst[66]);
 
-/* Shared by Q4_K and Q2_K: values x = d*sc[g]*q - dmin*mn[g] with per-group integers sc, mn in 0..smax, q in 0..qmax. */
+/* Shared by Q4_K and Q2_K: values x = d*sc[g]*q - dmin*mn[g] with per-group integers sc, mn in 0..smax, q 0..qmax. */
 typedef struct enc_affine {
     int groups, len;  /* groups * len = 256 */
     int qmax, smax;

@@ -106,26 +106,44 @@ static group_fit fit_group(const float *x, const float *w, int len, int qmax, do
     return best;
 }
 
-/* f16 step for values v[0..n): the largest on code `top`, or on a smaller code if that makes all of them integers. */
+/* How many of v[0..n) are integer multiples (0..top) of step. */
+static int count_multiples(const double *v, int n, int top, double step)
+{
+    int hits = 0;
+    for (int i = 0; i < n; i++) {
+        double r = v[i] / step, near = floor(r + 0.5);
+        hits += fabs(r - near) < 1e-4 && near <= top;
+    }
+    return hits;
+}
+
+/* f16 step for values v[0..n): one that makes three quarters of them integers if there is one (the input lies on a
+ * grid; a group that uses few codes may show a wrong spacing), else the largest value on code `top`. */
 static uint16_t common_step(const double *v, int n, int top)
 {
     double max = 0;
+    int most = 0;
+    uint16_t best = 0;
     for (int i = 0; i < n; i++)
         max = fmax(max, v[i]);
     if (max <= 0)
         return 0;
-    for (int k = top; k >= 1; k--) {
-        double worst = 0;
-        for (int i = 0; i < n; i++) {
-            double r = v[i] / max * k;
-            worst = fmax(worst, fabs(r - floor(r + 0.5)));
+    for (int i = 0; i < n; i++)
+        for (int k = top; k >= 1 && v[i] > 0; k--) {
+            uint16_t step = num_to_f16((float)(v[i] / k));
+            double exact = (double)num_f16(step) * k;
+            if (!step || fabs(exact - v[i]) > 2e-6 * v[i])
+                continue;
+            int hits = count_multiples(v, n, top, num_f16(step));
+            if (hits > most) {
+                most = hits;
+                best = step;
+            }
         }
-        uint16_t step = num_to_f16((float)(max / k));
-        if (worst < 1e-4 && fabs((double)num_f16(step) * k - max) < 2e-6 * max)
-            return step;
-    }
-    uint16_t step = num_to_f16((float)(max / top));
-    return step ? step : 1;
+    if (4 * most >= 3 * n)
+        return best;
+    best = num_to_f16((float)(max / top));
+    return best ? best : 1;
 }
 
 /* Best integer pair of group g within the given distances of the continuous fit; writes a->sc/mn and j->err. */
@@ -197,18 +215,25 @@ static bool refit_steps(enc_affine *a, const block_job *j)
     return a->d != 0;
 }
 
-/* Step 4: full search for groups that miss a grid which most others hit, else a window around the fit. */
-static void widen(enc_affine *a, block_job *j, double tiny)
+/* Searches again the groups that are not exact: all pairs, or a window around the fit. Returns the sum of errors. */
+static double widen(enc_affine *a, block_job *j, bool all, double tiny)
+{
+    double sum = 0;
+    for (int g = 0; g < a->groups; g++) {
+        if (j->err[g] > tiny)
+            choose_group(a, j, g, all ? a->smax : 2, all ? a->smax : 3);
+        sum += j->err[g];
+    }
+    return sum;
+}
+
+/* Most groups hit the grid of (d, dmin): then the others lie on it too, but did not show their spacing. */
+static bool mostly_exact(const enc_affine *a, const block_job *j, double tiny)
 {
     int exact = 0;
     for (int g = 0; g < a->groups; g++)
         exact += j->err[g] <= tiny;
-    for (int g = 0; g < a->groups; g++) {
-        if (j->err[g] <= tiny)
-            continue;
-        bool full = 2 * exact >= a->groups;
-        choose_group(a, j, g, full ? a->smax : 2, full ? a->smax : 3);
-    }
+    return 2 * exact >= a->groups;
 }
 
 void enc_affine_fit(enc_affine *a, const float x[256], const float w[256])
@@ -226,8 +251,10 @@ void enc_affine_fit(enc_affine *a, const float x[256], const float w[256])
     a->d = common_step(s, a->groups, a->smax);
     a->dmin = common_step(m, a->groups, a->smax);
     double err = choose_all(a, &j, 1, 1);
+    if (mostly_exact(a, &j, tiny))
+        err = widen(a, &j, true, tiny);
     fill_codes(a, &j);
-    for (int round = 0; round < 3 && err > tiny; round++) {
+    for (int round = 0; round < 3 && err > tiny * a->groups; round++) {
         enc_affine next = *a;
         if (!refit_steps(&next, &j))
             break;
@@ -238,7 +265,9 @@ void enc_affine_fit(enc_affine *a, const float x[256], const float w[256])
         *a = next;
         err = e2;
     }
-    choose_all(a, &j, 1, 1); /* j.err again belongs to *a */
-    widen(a, &j, tiny);
-    fill_codes(a, &j);
+    if (err > tiny * a->groups) {
+        choose_all(a, &j, 1, 1); /* j.err again belongs to *a */
+        widen(a, &j, false, tiny);
+        fill_codes(a, &j);
+    }
 }

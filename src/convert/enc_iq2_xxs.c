@@ -1,10 +1,11 @@
-/* IQ2_XXS: 256 values = 8 groups of 32; value = d/8 * (2s+1) * sign * grid, s a 4-bit scale per group, grid one of 256 rows of 8
- * magnitudes {8, 25, 43}, signs with an even number of minuses per row.
+/* IQ2_XXS: 256 values = 8 groups of 32; value = d/8 * (2s+1) * sign * grid, s a 4-bit scale per group, grid one of 256
+ * rows of 8 magnitudes {8, 25, 43}, signs with an even number of minuses per row.
  *
  * For one row of 8 and a step db the error of grid row g is, with |x| and the best legal signs,
  *     sum(w x^2) - 2 db A[g] + db^2 B[g],   A[g] = sum(w |x| g) - 2 F[g],   B[g] = sum(w g^2),
- * where F[g] = 0 if x has an even number of minuses, else the cheapest flip min_i(w_i |x_i| g_i): flipping element i adds
- * 4 db w_i |x_i| g_i. A and B do not depend on db, so every step is then searched exactly over all 256 rows at 2 operations each. */
+ * where F[g] = 0 if x has an even number of minuses, else the cheapest flip min_i(w_i |x_i| g_i): flipping element i
+ * adds 4 db w_i |x_i| g_i. A and B do not depend on db, so every step is then searched exactly over all 256 rows at 2
+ * operations each. */
 #include <math.h>
 #include <string.h>
 
@@ -23,7 +24,8 @@ typedef struct iq2_job {
     float xx[8];        /* sum of w x^2 per group */
 } iq2_job;
 
-typedef struct group_pick { float err; float num, den; uint8_t g[4]; } group_pick; /* num/den: best step for these rows */
+/* num/den: best step for these rows */
+typedef struct group_pick { float err; float num, den; uint8_t g[4]; } group_pick;
 
 static void build_grid(iq2_job *j)
 {
@@ -164,8 +166,8 @@ static uint16_t refit_d(const block_pick *b)
     return den > 0 && num > 0 ? num_to_f16((float)(num / den)) : 0;
 }
 
-/* How well odd multiples of d/8 meet the steps: weighted squared misfit. d is an f16 value, so that an input that lies on a
- * grid shows a misfit of nothing for its own d alone. */
+/* How well odd multiples of d/8 meet the steps: weighted squared misfit. d is an f16 value, so that an input that lies
+ * on a grid shows a misfit of nothing for its own d alone. */
 static double misfit(const iq2_job *j, const float step[8], double d)
 {
     double sum = 0;

@@ -34,8 +34,8 @@ typedef struct hf_config {
 int hf_read_config(hf_config *out, const char *path, ds4_err *e);
 int hf_parse_config(hf_config *out, const char *text, size_t len, const char *name, ds4_err *e);
 
-/* Tokenizer: reads tokenizer.json at `path` and adds the tokenizer.ggml.* keys to `w`. Ids that the file leaves open below
- * vocab_size become control tokens that nothing can match. `path` must exist. */
+/* Tokenizer: reads tokenizer.json at `path` and adds the tokenizer.ggml.* keys to `w`. Ids that the file leaves open
+ * below vocab_size become control tokens that nothing can match. `path` must exist. */
 int hf_write_tokenizer(ggufw *w, const char *path, const hf_config *c, ds4_err *e);
 
 /* Weights. A weight's logical shape is [rows, cols] (a vector: [n]); FP4 stores two columns per byte.
@@ -52,10 +52,10 @@ typedef struct hf_weight {
  * rows = 0: a vector of cols values. Missing or different: DS4_EMODEL naming file, tensor, expected and found. */
 int hf_find_weight(hf_weight *out, st_set *s, const char *name, uint64_t rows, uint64_t cols, ds4_err *e);
 
-/* Decodes rows [row0, row0 + n) to n * cols floats (PLAIN, FP8, FP4). Exact. Values may be NaN if the file holds NaN. */
+/* Decodes rows [row0, row0 + n) to n * cols floats (PLAIN, FP8, FP4). Exact. NaN where the file holds NaN. */
 void hf_decode_rows(const hf_weight *w, uint64_t row0, uint64_t n, float *dst);
-/* FP4 rows as MXFP4 blocks, lossless (codes moved, scale bytes unchanged); cols a multiple of 32. Returns the index of the first
- * row with a NaN scale (255), or row0 + n if there is none. */
+/* FP4 rows as MXFP4 blocks, lossless (codes moved, scale bytes unchanged); cols a multiple of 32. Returns the index of
+ * the first row with a NaN scale (255), or row0 + n if there is none. */
 uint64_t hf_repack_mxfp4(const hf_weight *w, uint64_t row0, uint64_t n, uint8_t *dst);
 /* Integer ids (I64 or I32) -> int32; 0 <= id < limit else DS4_EMODEL. */
 int hf_decode_ids(const hf_weight *w, const st_set *s, int32_t *dst, uint32_t limit, ds4_err *e);

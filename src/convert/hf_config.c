@@ -8,7 +8,8 @@
 #include "convert/hf.h"
 #include "convert/slurp.h"
 
-typedef struct int_key { const char *key; size_t at; uint32_t lo, hi; int64_t fallback; } int_key; /* fallback -1: required */
+/* fallback -1: required */
+typedef struct int_key { const char *key; size_t at; uint32_t lo, hi; int64_t fallback; } int_key;
 typedef struct num_key { const char *key; size_t at; double lo, hi, fallback; } num_key;           /* NaN: required */
 
 #define AT(f) offsetof(hf_config, f)
@@ -136,7 +137,8 @@ static int check_relations(const hf_config *c, const char *name, ds4_err *e)
                         c->num_experts_per_tok, c->n_routed_experts);
     for (uint32_t i = 0; i < c->n_targets; i++)
         if (c->targets[i] >= c->num_hidden_layers || (i && c->targets[i] <= c->targets[i - 1]))
-            return ds4_fail(e, DS4_EMODEL, "%s: dspark_target_layer_ids must rise and stay below num_hidden_layers", name);
+            return ds4_fail(e, DS4_EMODEL, "%s: dspark_target_layer_ids must rise and stay below num_hidden_layers",
+                            name);
     if (c->has_dspark && c->dspark_noise_token_id >= c->vocab_size)
         return ds4_fail(e, DS4_EMODEL, "%s: dspark_noise_token_id %u is not below vocab_size %u", name,
                         c->dspark_noise_token_id, c->vocab_size);
@@ -167,7 +169,8 @@ static int read_all(hf_config *c, const json_t *root, const char *name, ds4_err 
                         "original_max_position_embeddings", name);
     if ((rc = read_nums(c, yarn, yarn_keys, COUNT(yarn_keys), name, e)) ||
         (rc = read_ints(c, yarn, yarn_ints, COUNT(yarn_ints), name, e)) ||
-        (rc = read_list(root, "compress_ratios", c->ratios, &c->n_ratios, c->num_hidden_layers, HF_MAX_LAYERS, name, e)) ||
+        (rc = read_list(root, "compress_ratios", c->ratios, &c->n_ratios, c->num_hidden_layers, HF_MAX_LAYERS,
+                        name, e)) ||
         (rc = read_dspark(c, root, name, e)))
         return rc;
     c->norm_topk_prob = !norm || json_is_true(norm);

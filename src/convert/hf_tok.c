@@ -20,9 +20,11 @@ typedef struct tok_table {
 static int put_token(tok_table *t, int64_t id, const char *text, int type, ds4_err *e)
 {
     if (id < 0 || id >= t->n)
-        return ds4_fail(e, DS4_EMODEL, "%s: token \"%s\" has id %lld, vocab_size is %u", t->path, text, (long long)id, t->n);
+        return ds4_fail(e, DS4_EMODEL, "%s: token \"%s\" has id %lld, vocab_size is %u", t->path, text, (long long)id,
+                        t->n);
     if (t->text[id] && strcmp(t->text[id], text))
-        return ds4_fail(e, DS4_EMODEL, "%s: id %lld is both \"%s\" and \"%s\"", t->path, (long long)id, t->text[id], text);
+        return ds4_fail(e, DS4_EMODEL, "%s: id %lld is both \"%s\" and \"%s\"", t->path, (long long)id, t->text[id],
+                        text);
     t->text[id] = text;
     t->type[id] = type;
     return 0;
@@ -64,11 +66,13 @@ static int read_added(tok_table *t, const json_t *added, ds4_err *e)
 }
 
 /* One merge, "left right" or ["left", "right"] -> the first form in buf. Both parts and their join must be tokens. */
-static int read_merge(const tok_table *t, const json_t *m, const json_t *vocab, size_t no, char *buf, size_t cap, ds4_err *e)
+static int read_merge(const tok_table *t, const json_t *m, const json_t *vocab, size_t no, char *buf, size_t cap,
+                      ds4_err *e)
 {
     const char *s = json_string_value(m);
     const char *l = json_string_value(json_array_get(m, 0)), *r = json_string_value(json_array_get(m, 1));
-    int n = s ? snprintf(buf, cap, "%s", s) : l && r && json_array_size(m) == 2 ? snprintf(buf, cap, "%s %s", l, r) : -1;
+    bool pair = l && r && json_array_size(m) == 2;
+    int n = s ? snprintf(buf, cap, "%s", s) : pair ? snprintf(buf, cap, "%s %s", l, r) : -1;
     char *space = n > 0 && (size_t)n < cap ? strchr(buf, ' ') : NULL;
     if (!space || space == buf || !space[1] || strchr(space + 1, ' '))
         return ds4_fail(e, DS4_EMODEL, "%s: merges[%zu]: expected two token texts", t->path, no);
@@ -118,8 +122,8 @@ static int write_all(ggufw *w, tok_table *t, const json_t *root, const hf_config
     const char *type = json_string_value(json_object_get(model, "type"));
     int rc;
     if (!type || strcmp(type, "BPE") || !json_is_array(merges))
-        return ds4_fail(e, DS4_EMODEL, "%s: expected a byte-level BPE model (type BPE with merges), found type %s", t->path,
-                        type ? type : "missing");
+        return ds4_fail(e, DS4_EMODEL, "%s: expected a byte-level BPE model (type BPE with merges), found type %s",
+                        t->path, type ? type : "missing");
     if ((rc = read_vocab(t, vocab, e)) || (rc = read_added(t, json_object_get(root, "added_tokens"), e)))
         return rc;
     ggufw_kv_str(w, "tokenizer.ggml.model", "gpt2");
@@ -148,7 +152,8 @@ int hf_write_tokenizer(ggufw *w, const char *path, const hf_config *c, ds4_err *
     t.text = calloc(t.n, sizeof *t.text);
     t.type = calloc(t.n, sizeof *t.type);
     if (!json_is_object(root))
-        rc = ds4_fail(e, DS4_EFORMAT, "%s:%d: not a JSON object: %s", path, root ? 1 : je.line, root ? "other type" : je.text);
+        rc = ds4_fail(e, DS4_EFORMAT, "%s:%d: not a JSON object: %s", path, root ? 1 : je.line,
+                      root ? "other type" : je.text);
     else if (!t.text || !t.type)
         rc = ds4_fail(e, DS4_ENOMEM, "out of memory for %u tokens", t.n);
     else

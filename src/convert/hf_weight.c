@@ -52,7 +52,8 @@ static int check_scale(const hf_weight *w, st_set *s, ds4_err *e)
     bool type_ok = t->dtype == ST_F8_E8M0 || t->dtype == ST_U8 || (w->coding == HF_FP8 && t->dtype == ST_F32);
     if (!type_ok || !has_shape(t, r, c))
         return ds4_fail(e, DS4_EMODEL, "%s: tensor %s: expected F8_E8M0 %s, found %s %s", st_file(s, t), t->name,
-                        want_shape(r, c, want, sizeof want), st_dtype_name(t->dtype), st_shape_str(t, have, sizeof have));
+                        want_shape(r, c, want, sizeof want), st_dtype_name(t->dtype),
+                        st_shape_str(t, have, sizeof have));
     return 0;
 }
 
@@ -64,7 +65,8 @@ int hf_find_weight(hf_weight *out, st_set *s, const char *name, uint64_t rows, u
         return ds4_fail(e, DS4_EMODEL, "%s: tensor %s is missing (expected shape %s)",
                         st_count(s) ? st_file(s, st_at(s, 0)) : "checkpoint", name,
                         want_shape(rows, cols, want, sizeof want));
-    hf_weight w = {.t = t, .scale = scale, .coding = coding_of(t, scale != NULL), .rows = rows ? rows : 1, .cols = cols};
+    hf_weight w = {.t = t, .scale = scale, .rows = rows ? rows : 1, .cols = cols};
+    w.coding = coding_of(t, scale != NULL);
     if (w.coding < 0)
         return ds4_fail(e, DS4_EMODEL, "%s: tensor %s: dtype %s %s cannot be decoded", st_file(s, t), name,
                         st_dtype_name(t->dtype), scale ? "with a scale tensor" : "without a scale tensor");
@@ -98,7 +100,7 @@ static void decode_plain(const hf_weight *w, uint64_t first, uint64_t n, float *
     uint32_t size = st_dtype_bytes(w->t->dtype);
     const uint8_t *p = w->t->data + first * size;
     for (uint64_t i = 0; i < n; i++, p += size)
-        dst[i] = w->t->dtype == ST_F32 ? load_f32(p) : w->t->dtype == ST_F16 ? num_f16(load_u16(p)) : num_bf16(load_u16(p));
+        dst[i] = size == 4 ? load_f32(p) : w->t->dtype == ST_F16 ? num_f16(load_u16(p)) : num_bf16(load_u16(p));
 }
 
 static void decode_fp8_row(const hf_weight *w, uint64_t row, float *dst)

@@ -18,7 +18,10 @@ struct imatrix {
 
 typedef struct im_cursor { const uint8_t *p; size_t left; } im_cursor;
 
-static int by_name(const void *a, const void *b) { return strcmp(((const im_entry *)a)->name, ((const im_entry *)b)->name); }
+static int by_name(const void *a, const void *b)
+{
+    return strcmp(((const im_entry *)a)->name, ((const im_entry *)b)->name);
+}
 
 void imatrix_close(imatrix *m)
 {
@@ -146,7 +149,9 @@ static const im_entry *lookup(const imatrix *m, const char *name)
 int imatrix_find(const imatrix *m, const char *name, uint32_t expert, uint32_t n_experts, uint64_t cols,
                  const float **out, ds4_err *e)
 {
-    static const char *const forms[] = {"%.*s.weight.expert.%u", "%.*s.weight.expert_%u", "%.*s.expert.%u", "%.*s.expert_%u"};
+    static const char *const forms[] = {
+        "%.*s.weight.expert.%u", "%.*s.weight.expert_%u", "%.*s.expert.%u", "%.*s.expert_%u",
+    };
     char buf[320];
     size_t n = strlen(name);
     int stem = (int)(n > 7 && !strcmp(name + n - 7, ".weight") ? n - 7 : n);
@@ -170,8 +175,8 @@ int imatrix_find(const imatrix *m, const char *name, uint32_t expert, uint32_t n
             return 0;
         }
     }
-    return ds4_fail(e, DS4_EMODEL, "%s: entry %s has %u values, tensor %s needs %llu columns for each of %u experts", m->path,
-                    x->name, x->n, name, (unsigned long long)cols, n_experts);
+    return ds4_fail(e, DS4_EMODEL, "%s: entry %s has %u values, tensor %s needs %llu columns for each of %u experts",
+                    m->path, x->name, x->n, name, (unsigned long long)cols, n_experts);
 }
 
 size_t imatrix_count(const imatrix *m) { return m->n; }

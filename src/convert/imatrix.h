@@ -18,9 +18,9 @@ int imatrix_open(imatrix **out, const char *path, ds4_err *e);
 int imatrix_parse(imatrix **out, const void *buf, size_t len, const char *name, ds4_err *e); /* copies what it keeps */
 void imatrix_close(imatrix *m); /* NULL is fine */
 
-/* Importance of `cols` columns for tensor `name` (a GGUF name), expert `expert` of `n_experts` (0 of 1 for a plain matrix). Looked for
- * as NAME.expert.E, NAME.expert_E (also with ".weight" before or dropped), then as NAME with n_experts * cols values.
- * *out = NULL if there is no entry. A length that fits neither: DS4_EMODEL. */
+/* Importance of `cols` columns for tensor `name` (a GGUF name), expert `expert` of `n_experts` (0 of 1 for a plain
+ * matrix). Looked for as NAME.expert.E, NAME.expert_E (also with ".weight" before or dropped), then as NAME with
+ * n_experts * cols values. *out = NULL if there is no entry. A length that fits neither: DS4_EMODEL. */
 int imatrix_find(const imatrix *m, const char *name, uint32_t expert, uint32_t n_experts, uint64_t cols,
                  const float **out, ds4_err *e);
 

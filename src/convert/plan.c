@@ -31,8 +31,8 @@ const plan_recipe *plan_find_recipe(const char *name)
 
 /* Sizes that shapes are made of. */
 enum size {
-    S_NONE, S_ONE, S_THREE, S_HIDDEN, S_VOCAB, S_QRANK, S_HEADS, S_HEAD, S_QDIM, S_GROUP_IN, S_LOW, S_MULT, S_STREAMS, S_MIX,
-    S_CWIDTH, S_RATIO, S_IHEADS, S_IDIM, S_IQ, S_IWIDTH, S_EXPERTS, S_USED, S_INNER, S_TAPS, S_RANK, S_CONF,
+    S_NONE, S_ONE, S_THREE, S_HIDDEN, S_VOCAB, S_QRANK, S_HEADS, S_HEAD, S_QDIM, S_GROUP_IN, S_LOW, S_MULT, S_STREAMS,
+    S_MIX, S_CWIDTH, S_RATIO, S_IHEADS, S_IDIM, S_IQ, S_IWIDTH, S_EXPERTS, S_USED, S_INNER, S_TAPS, S_RANK, S_CONF,
 };
 
 static uint64_t size_of(const hf_config *c, uint32_t ratio, enum size s)
@@ -149,7 +149,8 @@ static int choose_type(plan_tensor *t, const plan_options *o, ds4_err *e)
     if (t->cls != PC_IDS && t->ne[0] % quant_type_info(type)->block) {
         t->type = t->ne[0] % 32 == 0 ? Q_Q8_0 : Q_F16;
         if (o->strict)
-            return ds4_fail(e, DS4_EARG, "tensor %s: rows of %llu values cannot be %s (blocks of %u); choose another type or "
+            return ds4_fail(e, DS4_EARG,
+                            "tensor %s: rows of %llu values cannot be %s (blocks of %u); choose another type or "
                             "drop --strict", t->name, (unsigned long long)t->ne[0], quant_type_name(type),
                             quant_type_info(type)->block);
     } else {
@@ -188,7 +189,9 @@ static int add(plan *p, const hf_config *c, const row *r, uint32_t ratio, const 
         p->cap = cap;
     }
     plan_tensor *t = &p->t[p->n];
-    *t = (plan_tensor){.rows = size_of(c, ratio, r->rows), .cols = size_of(c, ratio, r->cols), .cls = r->cls, .slices = 1};
+    *t = (plan_tensor){.cls = r->cls, .slices = 1};
+    t->rows = size_of(c, ratio, r->rows);
+    t->cols = size_of(c, ratio, r->cols);
     snprintf(t->name, sizeof t->name, "%s%s", gguf_prefix, gguf);
     snprintf(t->src, sizeof t->src, "%s%s", hf_prefix, r->hf);
     if (r->cls == PC_GATEUP || r->cls == PC_DOWN)
@@ -202,13 +205,23 @@ static int add(plan *p, const hf_config *c, const row *r, uint32_t ratio, const 
     return 0;
 }
 
-static int add_layer(plan *p, const hf_config *c, uint32_t ratio, bool hashed, const char *gguf_prefix, const char *hf_prefix,
-                     const plan_options *o, ds4_err *e)
+static bool present(enum when when, uint32_t ratio, bool hashed)
+{
+    switch (when) {
+    case COMPRESSED: return ratio != 0;
+    case SPARSE: return ratio == 4;
+    case HASHED: return hashed;
+    case SCORED: return !hashed;
+    default: return true;
+    }
+}
+
+static int add_layer(plan *p, const hf_config *c, uint32_t ratio, bool hashed, const char *gguf_prefix,
+                     const char *hf_prefix, const plan_options *o, ds4_err *e)
 {
     for (size_t i = 0; i < COUNT(layer_rows); i++) {
         const row *r = &layer_rows[i];
-        if ((r->when == COMPRESSED && ratio == 0) || (r->when == SPARSE && ratio != 4) || (r->when == HASHED && !hashed) ||
-            (r->when == SCORED && hashed))
+        if (!present(r->when, ratio, hashed))
             continue;
         int rc = add(p, c, r, ratio, gguf_prefix, r->gguf, hf_prefix, o, e);
         if (rc)
@@ -236,7 +249,10 @@ int plan_trunk(plan *out, const hf_config *c, const plan_options *o, ds4_err *e)
     return rc;
 }
 
-static int by_name(const void *a, const void *b) { return strcmp(((const plan_tensor *)a)->name, ((const plan_tensor *)b)->name); }
+static int by_name(const void *a, const void *b)
+{
+    return strcmp(((const plan_tensor *)a)->name, ((const plan_tensor *)b)->name);
+}
 
 /* Extras of a stage; the ds4 layout names them like the checkpoint (hc_head_* with ".weight" appended). */
 static int add_extras(plan *p, const hf_config *c, const row *rows, size_t n, const char *prefix, const plan_options *o,

@@ -1,7 +1,7 @@
 /* plan.h: which tensors a converted file holds: GGUF name, shape and type, and the checkpoint tensor each comes from.
  *
- * Names and shapes are facts of the deepseek4 GGUF layouts. Trunk: token_embd, output*, blk.N.*; drafter (DSpark): mtp.S.* in the
- * ds4 layout (directory sorted by name), blk.S.* plus fc, enc.output_norm, ... in the llama layout. */
+ * Names and shapes are facts of the deepseek4 GGUF layouts. Trunk: token_embd, output*, blk.N.*; drafter (DSpark):
+ * mtp.S.* in the ds4 layout (directory sorted by name), blk.S.* plus fc, enc.output_norm, ... in the llama layout. */
 #ifndef DS4_CONVERT_PLAN_H
 #define DS4_CONVERT_PLAN_H
 

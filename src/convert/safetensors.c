@@ -169,7 +169,8 @@ static int check_tiling(st_tensor *t, size_t n, const char *path, const uint8_t 
     qsort(t, n, sizeof *t, by_data);
     for (size_t i = 0; i < n; i++) {
         if (t[i].data != at)
-            return ds4_fail(e, DS4_EFORMAT, "%s: tensor %s: data begins at byte %llu of the data section, expected %llu "
+            return ds4_fail(e, DS4_EFORMAT,
+                            "%s: tensor %s: data begins at byte %llu of the data section, expected %llu "
                             "(%s)", path, t[i].name, (unsigned long long)(t[i].data - data),
                             (unsigned long long)(at - data), t[i].data < at ? "overlap" : "hole");
         at += t[i].nbytes;
@@ -190,7 +191,8 @@ static int read_header(st_set *s, size_t f, ds4_err *e)
     for (int i = 7; i >= 0; i--)
         n = n << 8 | m->base[i];
     if (n < 2 || n > ST_MAX_HEADER || n > m->len - 8)
-        return ds4_fail(e, DS4_EFORMAT, "%s: header length %llu does not fit a file of %zu bytes: not a safetensors file, "
+        return ds4_fail(e, DS4_EFORMAT,
+                        "%s: header length %llu does not fit a file of %zu bytes: not a safetensors file, "
                         "or truncated", m->path, (unsigned long long)n, m->len);
     json_error_t je;
     json_t *root = json_loadb((const char *)m->base + 8, (size_t)n, JSON_REJECT_DUPLICATES, &je);
@@ -220,7 +222,8 @@ static int finish(st_set *s, ds4_err *e)
         qsort(s->t, s->n, sizeof *s->t, by_name);
     for (size_t i = 1; i < s->n; i++)
         if (!strcmp(s->t[i - 1].name, s->t[i].name))
-            return ds4_fail(e, DS4_EFORMAT, "%s: tensor %s occurs twice (also in %s)", st_file(s, &s->t[i]), s->t[i].name,
+            return ds4_fail(e, DS4_EFORMAT, "%s: tensor %s occurs twice (also in %s)", st_file(s, &s->t[i]),
+                            s->t[i].name,
                             st_file(s, &s->t[i - 1]));
     return 0;
 }

@@ -200,7 +200,8 @@ static int repack(slice_work *k, const st_set *st, uint64_t chunk, ggufw *w, ds4
     return 0;
 }
 
-int slice_write(slice_work *k, const st_set *st, const hf_weight *src, uint32_t type, const float *imp, ggufw *w, ds4_err *e)
+int slice_write(slice_work *k, const st_set *st, const hf_weight *src, uint32_t type, const float *imp, ggufw *w,
+                ds4_err *e)
 {
     uint64_t chunk = chunk_rows(src);
     int rc = 0;
