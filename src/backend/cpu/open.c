@@ -1,14 +1,12 @@
 /* open.c: life, memory and errors of the CPU backend. */
-#define _GNU_SOURCE /* sched_getaffinity */
-#include <sched.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "backend/cpu/cpu.h"
 #include "backend/cpu/cpu_open.h"
+#include "base/pool.h"
 #include "file/quant.h"
 
 void cpu_fail(cpu *c, const char *fmt, ...)
@@ -73,6 +71,7 @@ static void op_close(backend *b)
     }
     for (int i = 0; i < S_COUNT; i++)
         free(c->buf[i].p);
+    pool_free(c->pool);
     free(c);
 }
 
@@ -121,15 +120,6 @@ static const backend_ops cpu_ops = {
     .markov = cpu_markov, .confidence = cpu_confidence,
 };
 
-static int usable_cores(void)
-{
-    cpu_set_t set;
-    if (sched_getaffinity(0, sizeof set, &set) == 0 && CPU_COUNT(&set) > 0)
-        return CPU_COUNT(&set);
-    long n = sysconf(_SC_NPROCESSORS_ONLN);
-    return n > 0 ? (int)n : 1;
-}
-
 int cpu_open(backend **out, const backend_options *o, ds4_err *e)
 {
     *out = NULL;
@@ -143,11 +133,12 @@ int cpu_open(backend **out, const backend_options *o, ds4_err *e)
     c->base.max_rows = CPU_MAX_ROWS;
     c->act = o->act;
     c->k = cpu_fastest();
-    c->threads = o->threads ? o->threads : usable_cores();
+    c->small_work = 30e3; /* waking the other threads costs about as much */
+    c->threads = o->threads ? o->threads : pool_cpus();
     if (c->threads > CPU_MAX_THREADS)
         c->threads = CPU_MAX_THREADS;
     atomic_init(&c->failed, false);
-    int rc = 0;
+    int rc = c->threads > 1 ? pool_create(&c->pool, c->threads, e) : 0;
     if (rc < 0) {
         free(c);
         return rc;
