@@ -22,11 +22,12 @@ static void gate_logit(void *ctx, int e, int thread)
         j->logit[(int64_t)r * j->gate->ne1 + e] = v[r];
 }
 
-/* sqrt(softplus(logit)); the logit is rounded to float32 first, as the model's router has it */
+/* sqrt(softplus(logit)); logit and softplus are rounded to float32, as the model has them, each from float64 */
 static float router_score(double logit)
 {
-    double l = (float)logit, softplus = l > 20 ? l : l < -20 ? exp(l) : log1p(exp(l));
-    return (float)sqrt(softplus);
+    double l = (float)logit;
+    float softplus = (float)(l > 20 ? l : l < -20 ? exp(l) : log1p(exp(l)));
+    return sqrtf(softplus);
 }
 
 /* The k largest of p + bias, best first, ties to the lower index; NaN only when nothing else is left. */
