@@ -39,7 +39,7 @@ static void scratch_cut(model *m, char *at)
     sc->logits = cut(&at, BE_NARROW * vocab * sizeof(float));
     sc->draft_logits = cut(&at, m->has_drafter ? (SHAPE_MAX_BLOCK + 1) * vocab * sizeof(float) : 0);
     sc->rows = cut(&at, 6 * rows * sizeof(int32_t));
-    sc->ids = cut(&at, 64 * sizeof(int32_t));
+    sc->ids = cut(&at, IDS_COUNT * sizeof(int32_t));
     sc->conf = cut(&at, 64 * sizeof(float));
 }
 
@@ -47,7 +47,7 @@ static int scratch_open(model *m, ds4_err *e)
 {
     const size_t rows = (size_t)m->b->max_rows, D = (size_t)m->s.dims.d, vocab = (size_t)m->s.dims.vocab;
     size_t bytes = scratch_floats_per_row(m) * rows * sizeof(float) + 32 * 64;
-    bytes += (2 * BE_NARROW * D + (BE_NARROW + SHAPE_MAX_BLOCK + 1) * vocab) * sizeof(float) + 6 * rows * 4 + 1024;
+    bytes += (2 * BE_NARROW * D + (BE_NARROW + SHAPE_MAX_BLOCK + 1) * vocab) * sizeof(float) + 6 * rows * 4 + 4096;
     char *base = m->b->op->alloc(m->b, bytes);
     if (!base)
         return ds4_fail(e, DS4_ENOMEM, "no memory for %.1f MB of scratch", (double)bytes / 1e6);

@@ -16,6 +16,9 @@
 /* Which simulated roundings of KV and index rows are applied. KV_SIM_FULL is the model; the others only serve comparison. */
 enum kv_sim { KV_SIM_FULL = 0, KV_SIM_FP8 = 1, KV_SIM_OFF = 2 };
 
+/* Places in scratch.ids. DRAFT: anchor, then drafts; DRAFT_POS: the position each draft will take; CHOICE, CHOICE_POS: the trunk's. */
+enum { IDS_DRAFT = 0, IDS_DRAFT_POS = 32, IDS_CHOICE = 64, IDS_CHOICE_POS = 96, IDS_COUNT = 128 };
+
 /* Device scratch, one allocation; float [max_rows][..] each (scratch.def). sel and route_id hold int32. */
 typedef struct scratch {
 #define X(name, n) float *name;
@@ -26,7 +29,7 @@ typedef struct scratch {
     float *logits;       /* [BE_NARROW][vocab] of the trunk */
     float *draft_logits; /* [SHAPE_MAX_BLOCK + 1][vocab] of the drafter */
     int32_t *rows;       /* [2][3][max_rows] step inputs: token, pos, seq; two sets (trunk, drafter) */
-    int32_t *ids;        /* [64] chosen tokens, drafts */
+    int32_t *ids;        /* [IDS_COUNT], see below */
     float *conf;         /* [64] confidence logits */
 } scratch;
 

@@ -1,0 +1,211 @@
+#include "spec/cycle.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+
+int cycle_open(cycle *c, model *m, sched *sched, ds4_stats *stats, ds4_err *e)
+{
+    const size_t vocab = (size_t)m->s.dims.vocab;
+    *c = (cycle){.m = m, .sched = sched, .stats = stats, .eos = -1};
+    c->logits = malloc(BE_NARROW * vocab * sizeof *c->logits);
+    c->room = malloc(vocab * sizeof *c->room);
+    if (c->logits && c->room)
+        return 0;
+    cycle_close(c);
+    return ds4_fail(e, DS4_ENOMEM, "no memory for the sampler (%zu tokens)", vocab);
+}
+
+void cycle_close(cycle *c)
+{
+    free(c->logits);
+    free(c->room);
+    c->logits = NULL;
+    c->room = NULL;
+}
+
+int cycle_choose(cycle *c, session *s, int first_row, int n, int pos, int32_t *out, ds4_err *e)
+{
+    backend *b = c->m->b;
+    const size_t vocab = (size_t)c->m->s.dims.vocab;
+    const float *rows = c->m->sc.logits + (size_t)first_row * vocab;
+    const bool on_device = sample_is_plain(&c->sample);
+    int32_t *ids = c->m->sc.ids, at[BE_NARROW];
+    if (on_device) {
+        for (int i = 0; i < n; i++)
+            at[i] = pos + i;
+        b->op->upload(b, ids + IDS_CHOICE_POS, at, (size_t)n * sizeof *at);
+        b->op->pick(b, n, rows, c->sample.temp, c->sample.seed, ids + IDS_CHOICE_POS, ids + IDS_CHOICE);
+        b->op->download(b, out, ids + IDS_CHOICE, (size_t)n * sizeof *out);
+        c->stats->bytes_to_host += (size_t)n * sizeof *out;
+    }
+    if (!on_device || c->keep_logits) {
+        b->op->download(b, c->logits, rows, (size_t)n * vocab * sizeof(float));
+        c->stats->bytes_to_host += (size_t)n * vocab * sizeof(float);
+    }
+    int rc = session_wait(s, e);
+    for (int i = 0; i < n && !rc && !on_device; i++)
+        out[i] = sample_choose(&c->sample, c->logits + (size_t)i * vocab, (int)vocab, (uint32_t)(pos + i), c->room);
+    return rc;
+}
+
+/* What a cycle decided before its forward. */
+typedef struct plan {
+    int k;
+    proposal p;
+    bool wanted, proposed;
+    double propose_s;
+} plan;
+
+/* Cuts the drafts at EOS (it must never enter the state) and at an id outside the vocabulary. */
+static int usable(cycle *c, const proposal *p, int k)
+{
+    for (int i = 0; i < k; i++) {
+        if (p->draft[i] == c->eos)
+            return i;
+        if (p->draft[i] < 0 || p->draft[i] >= c->m->s.dims.vocab) {
+            c->stats->invalid++;
+            return i;
+        }
+    }
+    return k;
+}
+
+static int draft(cycle *c, session *s, int32_t anchor, int max, plan *pl, ds4_err *e)
+{
+    ds4_stats *st = c->stats;
+    memset(pl, 0, sizeof *pl);
+    if (!c->proposer || c->sched->mode == SCHED_OFF)
+        return 0;
+    pl->wanted = true;
+    st->cycles++;
+    int room = s->ctx - s->pos - 1, most = max - 1 < c->proposer->most ? max - 1 : c->proposer->most;
+    if (most < 1) {
+        st->tail_skips++;
+        return 0;
+    }
+    most = most < room ? most : room;
+    if (most < 1) {
+        st->no_room++;
+        return 0;
+    }
+    if (!sched_wants(c->sched, s->pos, most)) {
+        st->scheduler_skips++;
+        return 0;
+    }
+    double t = clock_now();
+    int rc = c->proposer->propose(c->proposer, s, anchor, most, sched_gate(c->sched, s->pos, most), &c->sample, &pl->p, e);
+    pl->propose_s = clock_now() - t;
+    pl->proposed = true;
+    st->propose += pl->propose_s;
+    if (rc) {
+        st->errors++;
+        s->state = SESSION_POISONED;
+        return rc;
+    }
+    pl->k = usable(c, &pl->p, sched_choose(c->sched, s->pos, &pl->p));
+    st->gated += pl->p.gated;
+    st->no_draft += pl->k == 0;
+    return 0;
+}
+
+static void count(cycle *c, const plan *pl, int accepted, double seconds)
+{
+    ds4_stats *st = c->stats;
+    const int k = pl->k;
+    if (!pl->wanted)
+        return;
+    st->first_tokens++;
+    st->proposed += (uint64_t)k;
+    st->accepted += (uint64_t)accepted;
+    st->draft_hist[k]++;
+    st->accepted_hist[accepted]++;
+    if (k == 0) {
+        st->plain_steps++;
+        st->target += seconds;
+        return;
+    }
+    st->full += accepted == k;
+    st->partial += accepted < k;
+    st->miss_first += accepted == 0;
+    st->verify += seconds;
+    st->verify_rows += (uint64_t)k + 1;
+    double plain = c->sched->cost[0].known ? c->sched->cost[0].t[1] : st->plain_steps ? st->target / (double)st->plain_steps : 0;
+    st->saved += plain * (accepted + 1);
+}
+
+int cycle_step(cycle *c, session *s, int32_t anchor, int max, int32_t *out, int *n_out, ds4_err *e)
+{
+    plan pl;
+    *n_out = 0;
+    if (s->pos >= s->ctx)
+        return ds4_fail(e, DS4_EARG, "the context is full: %d tokens; use a larger --ctx", s->ctx);
+    const int pos = s->pos;
+    int rc = draft(c, s, anchor, max, &pl, e);
+    if (rc)
+        return rc;
+    int32_t rows[SHAPE_MAX_BLOCK + 1] = {anchor}, choice[SHAPE_MAX_BLOCK + 1];
+    memcpy(rows + 1, pl.p.draft, (size_t)pl.k * sizeof *rows);
+    double t = clock_now();
+    rc = session_begin(s, rows, pl.k + 1, 0, e);
+    if (!rc)
+        rc = cycle_choose(c, s, 0, pl.k + 1, pos + 1, choice, e);
+    if (rc) {
+        c->stats->errors++;
+        return rc;
+    }
+    double seconds = clock_now() - t;
+    int a = 0;
+    while (a < pl.k && choice[a] == pl.p.draft[a])
+        a++;
+    session_commit(s, a + 1, a);
+    memcpy(out, choice, (size_t)(a + 1) * sizeof *out);
+    *n_out = a + 1;
+    count(c, &pl, a, seconds);
+    sched_note(c->sched, pos, pl.proposed, pl.p.gated, pl.propose_s, pl.k + 1, seconds, a + 1);
+    return 0;
+}
+
+/* Smallest of three times of a forward of n rows from an empty timeline, after one warm-up. */
+static int time_rows(cycle *c, session *s, int n, double *best, ds4_err *e)
+{
+    int32_t rows[SHAPE_MAX_BLOCK + 1] = {0}, choice[SHAPE_MAX_BLOCK + 1];
+    for (int i = 0; i < 4; i++) {
+        double t = clock_now();
+        int rc = session_begin(s, rows, n, 0, e);
+        if (!rc)
+            rc = cycle_choose(c, s, 0, n, 1, choice, e);
+        if (rc)
+            return rc;
+        session_commit(s, 0, -1);
+        t = clock_now() - t;
+        *best = i == 1 || (i > 1 && t < *best) ? t : *best;
+    }
+    return 0;
+}
+
+int cycle_measure(cycle *c, session *s, ds4_err *e)
+{
+    sched_costs costs = {.known = true};
+    const int most = c->proposer ? c->sched->most : 0;
+    const sample_params greedy = {0};
+    sample_params keep = c->sample;
+    c->sample = greedy;
+    int rc = 0;
+    for (int n = 1; n <= most + 1 && n <= s->ctx && !rc; n++)
+        rc = time_rows(c, s, n, &costs.t[n], e);
+    for (int i = 0; i < 4 && most && !rc; i++) {
+        proposal p;
+        double t = clock_now();
+        rc = c->proposer->propose(c->proposer, s, 0, most, 0.0f, &greedy, &p, e);
+        t = clock_now() - t;
+        costs.p = i == 1 || (i > 1 && t < costs.p) ? t : costs.p;
+    }
+    c->sample = keep;
+    if (!rc)
+        rc = session_reset(s, e);
+    if (!rc)
+        sched_set_costs(c->sched, &costs);
+    return rc;
+}
