@@ -167,44 +167,57 @@ int cycle_step(cycle *c, session *s, int32_t anchor, int max, int32_t *out, int 
     return 0;
 }
 
-/* Smallest of three times of a forward of n rows from an empty timeline, after one warm-up. */
-static int time_rows(cycle *c, session *s, int n, double *best, ds4_err *e)
+/* Best of a few times of one job: after a warm-up three more, or the first one alone if the machine is slow. */
+typedef int (*timed_fn)(cycle *c, session *s, int n, ds4_err *e);
+
+static int time_job(cycle *c, session *s, timed_fn fn, int n, double *best, ds4_err *e)
 {
-    int32_t rows[SHAPE_MAX_BLOCK + 1] = {0}, choice[SHAPE_MAX_BLOCK + 1];
     for (int i = 0; i < 4; i++) {
         double t = clock_now();
-        int rc = session_begin(s, rows, n, 0, e);
-        if (!rc)
-            rc = cycle_choose(c, s, 0, n, 1, choice, e);
+        int rc = fn(c, s, n, e);
         if (rc)
             return rc;
-        session_commit(s, 0, -1);
         t = clock_now() - t;
-        *best = i == 1 || (i > 1 && t < *best) ? t : *best;
+        *best = i <= 1 || t < *best ? t : *best;
+        if (t > 0.25)
+            break;
     }
     return 0;
+}
+
+/* A forward of n rows that is not committed. */
+static int job_rows(cycle *c, session *s, int n, ds4_err *e)
+{
+    int32_t rows[SHAPE_MAX_BLOCK + 1] = {0}, choice[SHAPE_MAX_BLOCK + 1];
+    int rc = session_begin(s, rows, n, 0, e);
+    if (!rc)
+        rc = cycle_choose(c, s, 0, n, s->pos + 1, choice, e);
+    if (!rc)
+        session_commit(s, 0, -1);
+    return rc;
+}
+
+static int job_proposal(cycle *c, session *s, int n, ds4_err *e)
+{
+    const sample_params greedy = {0};
+    proposal p;
+    return c->proposer->propose(c->proposer, s, 0, n, 0.0f, &greedy, &p, e);
 }
 
 int cycle_measure(cycle *c, session *s, ds4_err *e)
 {
     sched_costs costs = {.known = true};
     const int most = c->proposer ? c->sched->most : 0;
-    const sample_params greedy = {0};
-    sample_params keep = c->sample;
-    c->sample = greedy;
+    const sample_params keep = c->sample;
+    if (s->ctx - s->pos < most + 1)
+        return 0;
+    c->sample = (sample_params){0};
     int rc = 0;
-    for (int n = 1; n <= most + 1 && n <= s->ctx && !rc; n++)
-        rc = time_rows(c, s, n, &costs.t[n], e);
-    for (int i = 0; i < 4 && most && !rc; i++) {
-        proposal p;
-        double t = clock_now();
-        rc = c->proposer->propose(c->proposer, s, 0, most, 0.0f, &greedy, &p, e);
-        t = clock_now() - t;
-        costs.p = i == 1 || (i > 1 && t < costs.p) ? t : costs.p;
-    }
+    for (int n = 1; n <= most + 1 && !rc; n++)
+        rc = time_job(c, s, job_rows, n, &costs.t[n], e);
+    if (most && !rc)
+        rc = time_job(c, s, job_proposal, most, &costs.p, e);
     c->sample = keep;
-    if (!rc)
-        rc = session_reset(s, e);
     if (!rc)
         sched_set_costs(c->sched, &costs);
     return rc;

@@ -39,7 +39,8 @@ int cycle_choose(cycle *c, session *s, int first_row, int n, int pos, int32_t *o
  * the next anchor. max >= 1. c->logits row i belongs to out[i] if keep_logits. On error the session is POISONED or unchanged. */
 int cycle_step(cycle *c, session *s, int32_t anchor, int max, int32_t *out, int *n_out, ds4_err *e);
 
-/* Measures T(1 .. block+1) and P on an EMPTY session (leaves it EMPTY); with no drafter only T(1). Takes a few dozen forwards. */
+/* Measures T(1 .. block+1) and P at the session's position and fills the scheduler's cost table. Commits nothing; the logits of the last
+ * position are lost. Does nothing if the context has no room. */
 int cycle_measure(cycle *c, session *s, ds4_err *e);
 
 #endif

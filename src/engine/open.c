@@ -1,0 +1,138 @@
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/engine.h"
+
+ds4_engine_options ds4_engine_defaults(void) { return (ds4_engine_options){.sessions = 1}; }
+
+/* Passes loading progress on; the model counts bytes of one file at a time. */
+static void load_progress(void *ctx, uint64_t done, uint64_t total)
+{
+    const ds4_engine_options *o = ctx;
+    if (o->progress)
+        o->progress(o->progress_ctx, "load", done, total);
+}
+
+static int check_options(const ds4_engine_options *o, ds4_error *err)
+{
+    if (!o->model)
+        return ds4_fail(err, DS4_EARG, "no model file given; use -m FILE");
+    if (o->dspark && !o->drafter)
+        return ds4_fail(err, DS4_EARG, "--dspark requires --mtp FILE (the DSpark support GGUF)");
+    if (o->ctx < 0 || o->sessions < 1 || o->sessions > 1024)
+        return ds4_fail(err, DS4_EARG, "context %d and %d sessions: expected 0 or more, and 1 to 1024", o->ctx, o->sessions);
+    return 0;
+}
+
+static int open_files(ds4_engine *e, ds4_error *err)
+{
+    int rc = gguf_open(&e->trunk, e->o.model, err);
+    if (!rc && e->o.drafter)
+        rc = gguf_open(&e->drafter, e->o.drafter, err);
+    return rc;
+}
+
+static int open_model(ds4_engine *e, ds4_error *err)
+{
+    backend_options bo = {e->o.backend, e->o.threads, (enum be_act)e->o.act};
+    model_options mo = {(enum kv_sim)e->o.kv_sim, load_progress, &e->o};
+    int rc = backend_open(&e->b, &bo, err);
+    if (!rc)
+        rc = model_open(&e->m, e->b, e->trunk, e->drafter, &mo, err);
+    if (!rc)
+        rc = vocab_load(&e->words, e->trunk, (uint32_t)e->m.s.dims.vocab, err);
+    return rc;
+}
+
+static int open_state(ds4_engine *e, ds4_error *err)
+{
+    uint32_t most = e->m.s.ctx_max;
+    e->ctx = e->o.ctx ? e->o.ctx : most < 4096 ? (int)most : 4096;
+    if ((uint32_t)e->ctx > most)
+        return ds4_fail(err, DS4_EARG, "--ctx %d exceeds the model's maximum of %u tokens", e->ctx, most);
+    e->slot_used = calloc((size_t)e->o.sessions, sizeof *e->slot_used);
+    if (!e->slot_used)
+        return ds4_fail(err, DS4_ENOMEM, "no memory for %d sessions", e->o.sessions);
+    const drafter_shape *ds = e->drafter ? &e->m.ds : NULL;
+    int rc = kv_open(&e->k, e->b, &e->m.s, ds, e->o.sessions, e->ctx, err);
+    if (!rc)
+        rc = cycle_open(&e->c, &e->m, &e->sched, &e->stats, err);
+    e->stats.timing = e->o.stats;
+    e->c.eos = vocab_eos(e->words);
+    sched_init(&e->sched, ds ? ds->block : 0);
+    if (!rc && ds) {
+        rc = dspark_open(&e->ds, &e->m, e->o.host_confidence, &e->stats, err);
+        e->has_dspark = !rc;
+    }
+    return rc;
+}
+
+int ds4_engine_open(ds4_engine **out, const ds4_engine_options *o, ds4_error *err)
+{
+    int rc = check_options(o, err);
+    if (rc)
+        return rc;
+    ds4_engine *e = calloc(1, sizeof *e);
+    if (!e)
+        return ds4_fail(err, DS4_ENOMEM, "no memory for the engine");
+    e->o = *o;
+    rc = open_files(e, err);
+    if (!rc)
+        rc = open_model(e, err);
+    if (!rc)
+        rc = open_state(e, err);
+    e->o.model = e->o.drafter = e->o.backend = NULL; /* the caller's strings may go */
+    if (rc) {
+        ds4_engine_close(e);
+        return rc;
+    }
+    *out = e;
+    return 0;
+}
+
+void ds4_engine_close(ds4_engine *e)
+{
+    if (!e)
+        return;
+    if (e->has_dspark)
+        dspark_close(&e->ds);
+    cycle_close(&e->c);
+    kv_close(&e->k);
+    model_close(&e->m);
+    vocab_free(e->words);
+    if (e->b)
+        e->b->op->close(e->b);
+    gguf_close(e->drafter);
+    gguf_close(e->trunk);
+    free(e->slot_used);
+    free(e);
+}
+
+void ds4_engine_info(const ds4_engine *e, ds4_info *out)
+{
+    *out = (ds4_info){
+        .backend = e->b->name,
+        .layers = e->m.s.layers,
+        .hidden = e->m.s.dims.d,
+        .vocab = e->m.s.dims.vocab,
+        .ctx = e->ctx,
+        .eos = vocab_eos(e->words),
+        .bos = vocab_bos(e->words),
+        .ctx_max = e->m.s.ctx_max,
+        .model_bytes = gguf_file_bytes(e->trunk),
+        .drafter_bytes = e->drafter ? gguf_file_bytes(e->drafter) : 0,
+        .kv_bytes = e->k.bytes,
+        .scratch_bytes = e->m.scratch_bytes,
+        .identity = e->m.identity,
+        .has_drafter = e->has_dspark,
+        .draft_block = e->m.ds.block,
+        .draft_stages = e->m.ds.stages,
+        .draft_rank = e->m.ds.rank,
+    };
+}
+
+const struct vocab *ds4_engine_vocab(const ds4_engine *e) { return e->words; }
+
+size_t ds4_stats_line(const ds4_engine *e, char *buf, size_t n) { return stats_line(&e->stats, buf, n); }
+
+size_t ds4_stats_report(const ds4_engine *e, char *buf, size_t n) { return sched_report(&e->sched, buf, n); }
