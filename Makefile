@@ -8,8 +8,8 @@ LDLIBS_core = -lpcre2-8 -lpthread -lm
 LDLIBS_json = -ljansson
 LDLIBS_app = -ledit
 
-# Rooms from bottom to top; each is one static library build/lib<room>.a. Later rooms may use earlier ones.
-ROOMS = base file text backend model session sample spec engine json convert
+# Rooms from bottom to top; each is one static library $(BUILD)/lib<room>.a. Later rooms may use earlier ones.
+ROOMS = base file text backend model session sample spec engine json convert app
 src_backend = $(wildcard src/backend/*.c src/backend/cpu/*.c)
 src_of = $(if $(filter backend,$1),$(src_backend),$(wildcard src/$1/*.c))
 obj_of = $(patsubst src/%.c,$(BUILD)/%.o,$(call src_of,$1))
@@ -26,36 +26,112 @@ deps_spec = spec session sample model backend file base
 deps_engine = engine spec session sample model backend text file base
 deps_json = json text file base
 deps_convert = convert json text file base
-deps_app = convert json engine spec session sample model backend text file base
+deps_app = app convert json engine spec session sample model backend text file base
 
 .PHONY: all
 all: ds4 ds4-quantize
 
+.SECONDARY:
 define room_rules
 $(call lib_of,$1): $(call obj_of,$1)
 	@mkdir -p $$(@D)
 	@rm -f $$@
 	@ar rcs $$@ $$^
 room-$1: $(foreach r,$(deps_$1),$(call lib_of,$r))
-tests_$1 = $$(patsubst tests/$1/%.c,$(BUILD)/tests/$1/%,$$(wildcard tests/$1/t_*.c))
-$(BUILD)/tests/$1/%: tests/$1/%.c $(wildcard tests/$1/util*.c tests/util/*.c) $(foreach r,$(deps_$1),$(call lib_of,$r))
-	@mkdir -p $$(@D)
-	$$(CC) $$(CFLAGS) -Itests -o $$@ $$(filter %.c %.a,$$^) -lcmocka $(LDLIBS_json) $(LDLIBS_core)
+tests_$1 = $(patsubst tests/%.c,$(BUILD)/tests/%,$(wildcard tests/$1/t_*.c))
+$(BUILD)/tests/$1/%: $(BUILD)/tests/$1/%.o \
+    $(patsubst tests/%.c,$(BUILD)/tests/%.o,$(wildcard tests/$1/util*.c tests/util/*.c)) \
+    $(foreach r,$(deps_$1),$(call lib_of,$r))
+	$$(CC) $$(CFLAGS) -o $$@ $$(filter %.o %.a,$$^) -lcmocka $(LDLIBS_json) $(LDLIBS_app) $(LDLIBS_core)
 test-bins-$1: $$(tests_$1)
 test-$1: $$(tests_$1)
-	@for t in $$^; do $$$$t || exit 1; done
+	@tests/run.sh $$^
 .PHONY: room-$1 test-$1 test-bins-$1
 endef
-$(foreach r,$(ROOMS) app,$(eval $(call room_rules,$r)))
+$(foreach r,$(ROOMS),$(eval $(call room_rules,$r)))
 
 $(BUILD)/%.o: src/%.c
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) -c -o $@ $<
+$(BUILD)/tests/%.o: tests/%.c
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) -Itests -c -o $@ $<
 
+# Programs. Only those in BUILD=build are put beside the Makefile; other builds keep theirs.
+app_main = $(patsubst src/%.c,$(BUILD)/%.o,$(wildcard src/app/$1_*.c))
 app_libs = $(foreach r,$(deps_app),$(call lib_of,$r))
-ds4: $(patsubst src/%.c,$(BUILD)/%.o,$(wildcard src/app/ds4_*.c src/app/cli_*.c)) $(app_libs)
-	$(CC) $(CFLAGS) -o $@ $^ $(LDLIBS_json) $(LDLIBS_app) $(LDLIBS_core)
-ds4-quantize: $(patsubst src/%.c,$(BUILD)/%.o,$(wildcard src/app/quantize_*.c src/app/cli_*.c)) $(app_libs)
-	$(CC) $(CFLAGS) -o $@ $^ $(LDLIBS_json) $(LDLIBS_core)
+programs = ds4 ds4-quantize
+define program_rules
+$(BUILD)/bin/$1: $(call app_main,$2) $(app_libs)
+	@mkdir -p $$(@D)
+	$$(CC) $$(CFLAGS) -o $$@ $$^ $(LDLIBS_json) $(LDLIBS_app) $(LDLIBS_core)
+$1: $(BUILD)/bin/$1
+	@cp -f $$< $$@.new && mv -f $$@.new $$@
+endef
+$(eval $(call program_rules,ds4,ds4))
+$(eval $(call program_rules,ds4-quantize,quantize))
+
+# ---- what people type -------------------------------------------------------------------------------------------
+MINI = mini/ds4-mini.gguf
+MINI_DRAFTER = mini/ds4-mini-dspark.gguf
+JOBS ?= $(shell nproc 2>/dev/null || echo 2)
+SCRIPTS = tests/rules.sh $(wildcard tests/t_*.sh) tests/dspark_acceptance_fixture.sh
+test_rooms = $(foreach r,$(ROOMS),$(if $(wildcard tests/$r/t_*.c),$r))
+all_tests = $(foreach r,$(test_rooms),$(tests_$r))
+
+.PHONY: help setup demo test test-bins sanitize fuzz dspark-acceptance clean
+help:
+	@sed -n 's/^#: //p' Makefile | sed 's/$$(ROOMS)/$(ROOMS)/; s/$$(BUILD)/$(BUILD)/'
+
+#: make                    build ds4 and ds4-quantize
+#: make setup              install what is missing for building (Debian, Ubuntu); demo and test do it themselves
+setup:
+	@tools/setup.sh build
+
+#: make demo               set up, build, and let the small model answer, drafted by DSpark
+demo:
+	@tools/setup.sh build
+	@$(MAKE) --no-print-directory -s -j$(JOBS) ds4
+	./ds4 -m $(MINI) --mtp $(MINI_DRAFTER) --temp 0 --nothink --dspark --dspark-confidence 0.7 --stats \
+	    --tokens 160 -p "Write a Python function that reverses a string."
+
+#: make test               set up, build, every test; closes with `N passed, N failed`
+test:
+	@tools/setup.sh test
+	@$(MAKE) --no-print-directory -s -j$(JOBS) all test-bins
+	@BUILD=$(BUILD) tests/run.sh $(SCRIPTS) $(all_tests)
+test-bins: $(all_tests)
+
+#: make test-ROOM          the tests of one room: ROOM is one of $(ROOMS)
+#: make sanitize           the tests under AddressSanitizer and UBSan, those with threads also under ThreadSanitizer
+SAN = -O1 -fno-omit-frame-pointer -fno-sanitize-recover=all -Wno-maybe-uninitialized
+TSAN_ROOMS = $(filter base backend spec engine,$(test_rooms))
+sanitize:
+	@tools/setup.sh test
+	@$(MAKE) --no-print-directory -s -j$(JOBS) BUILD=$(BUILD)/asan OPT="$(SAN) -fsanitize=address,undefined" run-tests
+	@$(MAKE) --no-print-directory -s -j$(JOBS) BUILD=$(BUILD)/tsan OPT="$(SAN) -fsanitize=thread" \
+	    test_rooms="$(TSAN_ROOMS)" run-tests
+run-tests: $(all_tests)
+	@tests/run.sh $^
+.PHONY: run-tests
+
+#: make fuzz               build the libFuzzer targets with clang into $(BUILD)/fuzz
+fuzz:
+	@tools/setup.sh fuzz
+	@$(MAKE) --no-print-directory -s -j$(JOBS) CC=clang BUILD=$(BUILD)/fuzz \
+	    OPT="-O1 -fsanitize=fuzzer-no-link,address,undefined" fuzz-bins
+fuzz-bins: $(patsubst tests/%.c,$(BUILD)/%,$(wildcard tests/fuzz/f_*.c))
+$(BUILD)/fuzz/%: $(BUILD)/tests/fuzz/%.o $(app_libs)
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) -fsanitize=fuzzer -o $@ $^ $(LDLIBS_json) $(LDLIBS_app) $(LDLIBS_core)
+.PHONY: fuzz-bins
+
+#: make dspark-acceptance  five prompts, plain against DSpark, byte for byte
+dspark-acceptance: ds4
+	@tests/dspark_acceptance_fixture.sh
+
+#: make clean              remove what was built
+clean:
+	rm -rf $(BUILD) $(programs)
 
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)

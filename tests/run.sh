@@ -1,0 +1,71 @@
+#!/bin/bash
+# Runs test programs (cmocka) and test scripts (*.sh), prints failures in full, one line per program, and closes with
+# "N passed, N failed[, N skipped]". Exit status: 1 if anything failed, crashed, ran too long, or nothing ran at all.
+#
+#   tests/run.sh PROGRAM|SCRIPT...
+#
+# A script counts its checks with lines "ok NAME", "not ok NAME", "skip NAME"; one that prints none counts as one test by its
+# exit status (77: skipped). Environment: DS4_TEST_TIMEOUT seconds per program (900), DS4_TEST_VERBOSE=1 prints everything,
+# DS4_TEST_NO_SKIP=1 makes every skip a failure.
+cd "$(dirname "$0")/.." || exit 2
+limit=${DS4_TEST_TIMEOUT:-900}
+passed=0 failed=0 skipped=0 failures=
+log=$(mktemp) || exit 2
+trap 'rm -f "$log"' EXIT
+trap 'exit 130' INT TERM
+
+count() { grep -acE "$1" "$log"; }
+
+count_cmocka() {
+    # Behind the summary line failed tests are listed once more.
+    sed -i '/^\[==========\].* run\.$/,/^\[==========\].*Running/{/^\[  \(FAILED\|SKIPPED\|ERROR\)/d}' "$log"
+    ok=$(count '^\[ +OK \]')
+    skip=$(count '^\[  SKIPPED \]')
+    bad=$(count '^\[  (FAILED|ERROR) +\]')
+}
+
+count_script() {
+    ok=$(count '^ok ')
+    skip=$(count '^skip ')
+    bad=$(count '^not ok ')
+    [ $((ok + skip + bad)) -gt 0 ] && return
+    case $1 in
+        0) ok=1 ;;
+        77) skip=1 ;;
+        *) bad=1 ;;
+    esac
+}
+
+run_one() {
+    local start rc word reasons
+    start=$(date +%s)
+    case $1 in
+        *.sh) timeout -k 10 "$limit" bash "$1" >"$log" 2>&1 </dev/null; rc=$?; count_script $rc ;;
+        *) timeout -k 10 "$limit" "$1" >"$log" 2>&1 </dev/null; rc=$?; count_cmocka ;;
+    esac
+    [ $rc -eq 124 ] && echo "no end after $limit seconds" >>"$log"
+    [ $rc -ne 0 ] && [ $rc -ne 77 ] && [ "$bad" -eq 0 ] && bad=1
+    [ $((ok + skip + bad)) -eq 0 ] && bad=1 && echo "ran no test" >>"$log"
+    reasons=$(grep -aoE 'skipped \([^)]*\)' "$log" | sort | uniq -c | sed 's/^ *\([0-9]*\) /\1 x /' | paste -sd';')
+    # A test that says that it skipped but returned normally has not passed.
+    [ "$skip" -eq 0 ] && [ -n "$reasons" ] && skip=1 && [ "$ok" -gt 0 ] && ok=$((ok - 1))
+    if [ "$skip" -gt 0 ] && [ "${DS4_TEST_NO_SKIP:-0}" = 1 ]; then
+        bad=$((bad + skip)) skip=0
+    fi
+    word="$ok passed"
+    [ "$bad" -gt 0 ] && word="$word, $bad FAILED (exit status $rc)"
+    [ "$skip" -gt 0 ] && word="$word, $skip skipped"
+    [ -n "$reasons" ] && word="$word: $reasons"
+    [ "$bad" -gt 0 ] || [ "${DS4_TEST_VERBOSE:-0}" = 1 ] && { echo "---- $1"; cat "$log"; echo "----"; }
+    echo "$1: $word ($(($(date +%s) - start)) s)"
+    [ "$bad" -gt 0 ] && failures="$failures $1"
+    passed=$((passed + ok)) failed=$((failed + bad)) skipped=$((skipped + skip))
+}
+
+for t; do run_one "$t"; done
+[ $# -eq 0 ] && echo "tests/run.sh: nothing to run" && failed=1
+[ -n "$failures" ] && printf 'failed:%s\n' "$failures"
+tail=
+[ $skipped -gt 0 ] && tail=", $skipped skipped"
+echo "$passed passed, $failed failed$tail"
+[ $failed -eq 0 ]
