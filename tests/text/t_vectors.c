@@ -2,9 +2,6 @@
 #include "util_text.h"
 
 #include <jansson.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "text/detok.h"
 
@@ -61,10 +58,8 @@ static void check_round_trip(const vocab *v, const bpe_ids *ids, const char *tex
 static void every_vector_of_the_reference_tokenizer(void **state)
 {
     (void)state;
-    if (!golden_dir()) {
-        printf("skipped (no golden data)\n");
-        skip();
-    }
+    if (!golden_dir())
+        UNIT_SKIP("no golden data");
     vocab *v = golden_vocab(argv0);
     json_t *all = load_vectors(), *one;
     size_t i, good = 0, special = 0;

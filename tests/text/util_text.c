@@ -1,10 +1,5 @@
 #include "util_text.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/stat.h>
-
 #include "text/utf8.h"
 
 static const char *const tiny_merges[] = {
@@ -120,17 +115,6 @@ vocab *tiny_vocab(void)
     if (tiny_load(&t, 0, &v, &e))
         fail_msg("%s", e.msg);
     return v;
-}
-
-const char *golden_dir(void)
-{
-    const char *dir = getenv("DS4_TEST_DATA");
-    struct stat st;
-    char path[4096];
-    if (!dir || !*dir)
-        dir = "../shared/data";
-    snprintf(path, sizeof path, "%s/tokenizer_vectors.json", dir);
-    return stat(path, &st) ? NULL : dir;
 }
 
 char *read_all(const char *dir, const char *name, size_t *n)

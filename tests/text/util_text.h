@@ -2,15 +2,10 @@
 #ifndef TESTS_TEXT_UTIL_TEXT_H
 #define TESTS_TEXT_UTIL_TEXT_H
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
-
 #include "text/bpe.h"
 #include "text/vocab.h"
+#include "util/npy.h" /* golden_dir */
+#include "util/unit.h"
 
 /* A growing buffer in which a test writes a GGUF file. */
 typedef struct bytes {
@@ -40,8 +35,6 @@ void tiny_make(tiny *t);
 int tiny_load(const tiny *t, uint32_t want, vocab **out, ds4_err *e);
 vocab *tiny_vocab(void); /* the unchanged one; fails the test on error */
 
-/* Directory of the golden data (DS4_TEST_DATA or ../shared/data), NULL if absent. */
-const char *golden_dir(void);
 /* Reads DIR/name; the caller frees. Fails the test if it cannot. The text is terminated. */
 char *read_all(const char *dir, const char *name, size_t *n);
 /* DeepSeek-V4's vocabulary made by tools/vocab_gguf.py from the golden tokenizer, in the folder of the test binary. */
