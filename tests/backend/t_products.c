@@ -85,7 +85,7 @@ static void check_linear(uint32_t type, enum be_act act, int ne0, int groups)
         for (int o = 0; o < f.width; o++)
             assert_close(got[o], want[o], 1e-6 * size[o], quant_type_name(type), o);
     }
-    check_rows(run_linear, &f, (size_t)f.width, act, NULL);
+    check_rows(run_linear, &f, (size_t)f.width, act, NULL, false);
     for (int j = 0; j < 3; j++)
         free_weight(&f.w[j]);
     free(f.x);
@@ -253,7 +253,7 @@ static void check_moe(uint32_t type, uint32_t down, uint32_t shared, enum be_act
         for (int o = 0; o < D; o++)
             assert_close(got[o], want[o], act == BE_ACT_Q8 ? 2e-3 : 1e-5, quant_type_name(type), o);
     }
-    check_rows(run_moe, &f, D, act, &moe_dims);
+    check_rows(run_moe, &f, D, act, &moe_dims, false);
     for (int i = 0; i < 6; i++)
         free_weight(&f.w[i]);
 }
@@ -281,7 +281,7 @@ static void a_token_may_visit_one_expert_twice(void **state)
         f.ids[i] = 2; /* 64 rows * 3 visits of one expert */
         f.weights[i] = rng_unit(&g);
     }
-    check_rows(run_moe, &f, D, BE_ACT_Q8, &moe_dims);
+    check_rows(run_moe, &f, D, BE_ACT_Q8, &moe_dims, false);
     for (int i = 0; i < 6; i++)
         free_weight(&f.w[i]);
 }
@@ -353,7 +353,7 @@ static void check_route(bool hash, uint32_t type)
             }
         }
     }
-    check_rows(run_route, &f, 2 * USED, BE_ACT_Q8, &dims);
+    check_rows(run_route, &f, 2 * USED, BE_ACT_Q8, &dims, false);
     free_weight(&f.gate);
 }
 

@@ -50,7 +50,10 @@ void assert_close(double got, double want, double limit, const char *what, int a
 /* --- row invariance --- */
 /* Runs an operation on rows which[0..n-1] of a pool of POOL_ROWS and writes each row's results, `width` floats. */
 typedef void (*row_op)(backend *b, void *fixture, const int *which, int n, float *out);
-/* Every variant, n = 1..16, 33 and 64, in order and shuffled, must give each row the bits that plain C gives it alone. */
-void check_rows(row_op op, void *fixture, size_t width, enum be_act act, const be_dims *dims);
+/* Every variant, n = 1..16, 33 and 64 (if `distinct`, only to 16: no row twice in a launch), in order and shuffled, must give each row the bits that plain C gives it alone. */
+void check_rows(row_op op, void *fixture, size_t width, enum be_act act, const be_dims *dims, bool distinct);
+
+/* Float32 tensor of the golden model file by name; false if it is not there. */
+bool golden_tensor(const char *name, float *out, size_t n);
 
 #endif

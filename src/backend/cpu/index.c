@@ -73,7 +73,7 @@ static void score_chunk(void *ctx, int task, int thread)
         float score = 0;
         for (int h = 0; h < m->idx_heads; h++) {
             float dot = cpu_dot_row(j->c, q + h * m->idx_dim, k, m->idx_dim);
-            score += w[h] * scale * (dot > 0 ? dot : 0);
+            score += w[h] * scale * (dot < 0 ? 0 : dot); /* NaN stays NaN and loses */
         }
         j->keys[(size_t)r * (size_t)j->most + (size_t)s] = order_key(score);
     }
