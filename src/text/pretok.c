@@ -18,9 +18,6 @@ enum {
     C_CJK = 64, /* splitter 2 */
     C_BAD = 128 /* not well-formed UTF-8; in no table */
 };
-/* Where splitter 3 sees the end of its text. */
-#define C_STOP (C_N | C_CJK | C_BAD)
-
 #define N_CP 0x110000u
 /* Planes 4 to 13, 15 and 16 hold no letter, mark, number, punctuation or symbol: they are skipped when categories are read. */
 #define BLOCK 0x10000u
@@ -128,18 +125,20 @@ void pretok_free(pretok *p) { free(p); }
 
 /* ------------------------------------------------------------------ scan */
 
+/* A walk over the text that splitter 3 sees: `zone` C_CJK = inside a match of splitter 2, C_N = inside one of splitter 1,
+ * C_BAD = inside ill-formed bytes, 0 = anywhere else. A character of another zone is the end of that text. */
 typedef struct scan {
     const pretok *p;
     const uint8_t *t;
     size_t n;
+    uint8_t zone;
 } scan;
 
-/* Class of the character at i and the position behind it; at the end of text C_BAD (which stops every rule). */
-static uint8_t peek(const scan *s, size_t i, size_t *next)
+#define ZONES (C_N | C_CJK | C_BAD)
+
+/* Class of the character at i (i < n) and the position behind it. */
+static uint8_t class_at(const scan *s, size_t i, size_t *next)
 {
-    *next = i;
-    if (i >= s->n)
-        return C_BAD;
     uint32_t cp;
     int k = utf8_step(s->t + i, s->n - i, &cp);
     if (k > 0) {
@@ -150,15 +149,27 @@ static uint8_t peek(const scan *s, size_t i, size_t *next)
     return C_BAD;
 }
 
-/* End of the run of characters from i on that have a bit of `want` and none of `not`; at most `max` of them. */
-static size_t run(const scan *s, size_t i, uint8_t want, uint8_t not, size_t max)
+/* The same inside the zone; 0 and *next = i at its end. C_ANY is set in every class so that 0 means the end alone. */
+#define C_ANY C_BAD
+static uint8_t peek(const scan *s, size_t i, size_t *next)
+{
+    *next = i;
+    if (i >= s->n)
+        return 0;
+    size_t after;
+    uint8_t c = class_at(s, i, &after);
+    if ((c & ZONES) != s->zone)
+        return 0;
+    *next = after;
+    return (uint8_t)(c | C_ANY);
+}
+
+/* End of the run of characters from i on that have a bit of `want`; at most `max` of them. */
+static size_t run(const scan *s, size_t i, uint8_t want, size_t max)
 {
     size_t next;
-    for (; max && i < s->n; i = next, max--) {
-        uint8_t c = peek(s, i, &next);
-        if (!(c & want) || (c & not))
-            break;
-    }
+    for (; max && (peek(s, i, &next) & want); i = next)
+        max--;
     return i;
 }
 
@@ -180,10 +191,8 @@ static int ascii_punct(uint8_t c)
 static size_t whitespace(const scan *s, size_t i)
 {
     size_t end = i, last_nl = 0, last = i, next;
-    while (end < s->n) {
-        uint8_t c = peek(s, end, &next);
-        if (!(c & C_W))
-            break;
+    uint8_t c;
+    while ((c = peek(s, end, &next)) & C_W) {
         if (c & C_NL)
             last_nl = next;
         last = end;
@@ -191,8 +200,8 @@ static size_t whitespace(const scan *s, size_t i)
     }
     if (last_nl)
         return last_nl; /* d: up to the last line break of the run */
-    if (last == i || (peek(s, end, &next) & C_STOP))
-        return end; /* f: a single one; e: nothing of this piece follows */
+    if (last == i || !c)
+        return end; /* f: a single one; e: nothing follows */
     return last;    /* e: leave one for the word that follows */
 }
 
@@ -206,36 +215,30 @@ static size_t match3(const scan *s, size_t i, uint8_t c, size_t next)
             return end; /* a */
     }
     if (c & (C_L | C_M))
-        return run(s, i, C_L | C_M, C_STOP, ALL); /* b */
+        return run(s, i, C_L | C_M, ALL); /* b */
     uint8_t follow = peek(s, next, &after);
-    if (!(c & (C_NL | C_PS)) && (follow & (C_L | C_M)) && !(follow & C_STOP))
-        return run(s, next, C_L | C_M, C_STOP, ALL); /* b with its optional first character */
-    if ((c & C_PS) || (s->t[i] == ' ' && (follow & C_PS) && !(follow & C_STOP))) {
-        size_t end = run(s, c & C_PS ? i : next, C_PS, C_STOP, ALL);
-        return run(s, end, C_NL, 0, ALL); /* c */
-    }
+    if (!(c & (C_NL | C_PS)) && (follow & (C_L | C_M)))
+        return run(s, next, C_L | C_M, ALL); /* b with its optional first character */
+    if ((c & C_PS) || (s->t[i] == ' ' && (follow & C_PS)))
+        return run(s, run(s, c & C_PS ? i : next, C_PS, ALL), C_NL, ALL); /* c */
     return c & C_W ? whitespace(s, i) : i;
 }
 
 size_t pretok_next(const pretok *p, const char *text, size_t len, size_t pos)
 {
-    scan s = {p, (const uint8_t *)text, len};
+    scan s = {p, (const uint8_t *)text, len, 0};
     size_t next, end = pos;
-    uint8_t c = peek(&s, pos, &next);
-    if (c & C_BAD)
-        return run(&s, pos, C_BAD, 0, ALL);
-    if (c & C_N)
-        return run(&s, pos, C_N, 0, 3);
-    if (c & C_CJK)
-        return run(&s, pos, C_CJK, 0, ALL);
-    /* A gap (characters no rule takes) lasts until a match begins or splitter 1 or 2 takes over. */
+    s.zone = class_at(&s, pos, &next) & ZONES;
+    if (s.zone & (C_BAD | C_N)) /* splitter 3 has no rule for either: one piece */
+        return run(&s, pos, C_ANY, s.zone & C_N ? 3 : ALL);
+    /* A gap (characters no rule takes) lasts until a match begins or the zone ends. */
     for (;;) {
+        uint8_t c = peek(&s, end, &next);
+        if (!c)
+            return end;
         size_t m = match3(&s, end, c, next);
         if (m > end)
             return end > pos ? end : m;
         end = next;
-        c = peek(&s, end, &next);
-        if (end >= len || (c & C_STOP))
-            return end;
     }
 }
