@@ -106,6 +106,9 @@ backend *open_variant(enum variant v, enum be_act act, const be_dims *dims)
         b->dims = *dims;
     if (v == V_PLAIN)
         cpu_force_plain(b);
+    const cpu_kernels *usable[CPU_KERNELS];
+    if (cpu_usable(usable) > 1 && v == V_SECOND)
+        ((cpu *)b)->k = usable[1];
     ((cpu *)b)->small_work = 0;
     return b;
 }

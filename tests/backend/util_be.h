@@ -35,7 +35,7 @@ void weight_row(const be_weight *w, int64_t slice, int64_t row, double *out); /*
 be_weight bound(backend *b, const be_weight *w);
 
 /* --- backends --- */
-enum variant { V_PLAIN, V_FAST, V_FAST3 /* three threads, every launch spread */, N_VARIANTS };
+enum variant { V_PLAIN, V_FAST, V_SECOND /* the next best kernels */, V_FAST3 /* three threads, every launch spread */, N_VARIANTS };
 backend *open_variant(enum variant v, enum be_act act, const be_dims *dims);
 float *to_dev(backend *b, const float *host, size_t n); /* with guard numbers before and behind */
 float *dev_room(backend *b, size_t n);                  /* zeros, guarded the same way */

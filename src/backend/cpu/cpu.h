@@ -46,20 +46,27 @@ typedef void (*cpu_dot_fn)(const void *w, const cpu_act *a, const int *rows, int
 
 /* Inner loops that exist in plain C and for vector units, with equal bits. */
 typedef struct cpu_kernels {
+    const char *name;
     /* lane[i mod CPU_LANES] += w[i] * x[i] */
     void (*lanes32)(const float *w, const float *x, int64_t n, float *lane);
-    /* the same in float64: products of two float32 are exact */
+    /* the same in float64 with CPU_LANES64 lanes; the products are exact there */
     void (*lanes64)(const float *w, const float *x, int64_t n, double *lane);
-    void (*half)(const void *src, float *dst, int n);  /* F16 to float32 */
-    /* int8 with one scale per 32 (Q8_0, Q4_0, MXFP4) and per 256 (K-quants, IQ2_XXS) */
-    cpu_dot_fn q8_0, q4_0, mxfp4, q2_k, q3_k, q4_k, q5_k, q6_k, iq2_xxs;
-    void (*quant32)(const float *x, int8_t *q, float *d, int32_t *sum32);    /* one group of 32 */
-    void (*quant256)(const float *x, int8_t *q, float *d, int16_t *sum16);   /* one group of 256 */
-    void (*add_scaled)(float *y, const float *x, float s, int n);            /* y += s * x, each element by itself */
+    /* z[t] = q . row[t], in CPU_LANES lanes added by cpu_tree */
+    void (*dots)(const float *q, const float *const *row, int n, int dim, float *z);
+    /* o = sum over t, in order, of p[t] * row[t] */
+    void (*mix)(const float *p, const float *const *row, int n, int dim, float *o);
+    void (*add_scaled)(float *y, const float *x, float s, int n); /* y += s * x */
+    void (*half)(const void *src, float *dst, int n);             /* F16 to float32 */
+    void (*quant32)(const float *x, int8_t *q, float *d, int32_t *sum32);  /* one group of 32 */
+    void (*quant256)(const float *x, int8_t *q, float *d, int16_t *sum16); /* one group of 256 */
+    cpu_dot_fn q8_0, q4_0, mxfp4;                        /* int8 with one scale per 32 */
+    cpu_dot_fn q2_k, q3_k, q4_k, q5_k, q6_k, iq2_xxs;    /* int8 with one scale per 256 */
 } cpu_kernels;
 
 extern const cpu_kernels cpu_plain;
-const cpu_kernels *cpu_fastest(void); /* of this machine */
+extern const cpu_kernels cpu_avx2, cpu_avx512; /* x86-64 only */
+enum { CPU_KERNELS = 3 };
+int cpu_usable(const cpu_kernels *best_first[CPU_KERNELS]); /* those that this machine can run; how many */
 
 typedef struct cpu_buf { /* scratch that only grows; contents do not survive an operation */
     void *p;
@@ -142,7 +149,6 @@ static inline const char *cpu_row(const be_weight *w, int64_t slice, int64_t o)
 /* Sum of n lanes (a power of two up to CPU_LANES; 64: CPU_LANES64) in one fixed tree: upper half onto lower half. */
 float cpu_tree(const float *lane, int n);
 double cpu_tree64(const double *lane);
-float cpu_dot_row(const cpu *c, const float *a, const float *b, int n); /* two float32 rows, in lanes */
 double cpu_square(const cpu *c, const float *x, int64_t n);            /* sum of squares, float64 */
 
 /* --- norm.c --- */

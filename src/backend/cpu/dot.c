@@ -35,13 +35,6 @@ double cpu_tree64(const double *lane)
     return s[0];
 }
 
-float cpu_dot_row(const cpu *c, const float *a, const float *b, int n)
-{
-    float lane[CPU_LANES] = {0};
-    c->k->lanes32(a, b, n, lane);
-    return cpu_tree(lane, CPU_LANES);
-}
-
 double cpu_square(const cpu *c, const float *x, int64_t n)
 {
     double lane[CPU_LANES64] = {0};

@@ -18,6 +18,25 @@ static void lanes64(const float *w, const float *x, int64_t n, double *lane)
         lane[i % CPU_LANES64] += (double)w[i] * (double)x[i];
 }
 
+static void dots(const float *q, const float *const *row, int n, int dim, float *z)
+{
+    for (int t = 0; t < n; t++) {
+        float lane[CPU_LANES] = {0};
+        lanes32(q, row[t], dim, lane);
+        z[t] = cpu_tree(lane, CPU_LANES);
+    }
+}
+
+static void mix(const float *p, const float *const *row, int n, int dim, float *o)
+{
+    for (int k = 0; k < dim; k++) {
+        float sum = 0;
+        for (int t = 0; t < n; t++)
+            sum += p[t] * row[t][k];
+        o[k] = sum;
+    }
+}
+
 static void half(const void *src, float *dst, int n) { quant_decode(Q_F16, src, dst, (uint64_t)n); }
 
 static void add_scaled(float *y, const float *x, float s, int n)
@@ -273,6 +292,7 @@ DOT_256(q6_k, false)
 DOT_256(iq2_xxs, false)
 
 const cpu_kernels cpu_plain = {
-    .lanes32 = lanes32, .lanes64 = lanes64, .half = half, .q8_0 = q8_0, .q4_0 = q4_0, .mxfp4 = mxfp4, .q2_k = q2_k, .q3_k = q3_k,
-    .q4_k = q4_k, .q5_k = q5_k, .q6_k = q6_k, .iq2_xxs = iq2_xxs, .quant32 = quant32, .quant256 = quant256, .add_scaled = add_scaled,
+    .name = "plain C", .lanes32 = lanes32, .lanes64 = lanes64, .dots = dots, .mix = mix, .add_scaled = add_scaled, .half = half,
+    .quant32 = quant32, .quant256 = quant256, .q8_0 = q8_0, .q4_0 = q4_0, .mxfp4 = mxfp4, .q2_k = q2_k, .q3_k = q3_k,
+    .q4_k = q4_k, .q5_k = q5_k, .q6_k = q6_k, .iq2_xxs = iq2_xxs,
 };

@@ -57,26 +57,29 @@ static uint32_t order_key(float f)
 
 static int visible(const score_job *j, int r) { return (j->r->pos[r] + 1) / j->ratio; }
 
-/* score_s = sum_h w_h * max(0, q_h . k_s), heads in order */
+/* score_s = sum_h w_h * max(0, q_h . k_s), heads in order; NaN stays NaN and loses */
 static void score_chunk(void *ctx, int task, int thread)
 {
     (void)thread;
     const score_job *j = ctx;
     const be_dims *m = &j->c->base.dims;
-    int r = task / j->chunks, from = task % j->chunks * SCORE_CHUNK, to = from + SCORE_CHUNK, have = visible(j, r);
-    if (have <= m->idx_topk)
+    int r = task / j->chunks, from = task % j->chunks * SCORE_CHUNK, have = visible(j, r);
+    int n = have - from < SCORE_CHUNK ? have - from : SCORE_CHUNK;
+    if (have <= m->idx_topk || n <= 0)
         return;
     const float *q = j->qi + (size_t)r * (size_t)(m->idx_heads * m->idx_dim), *w = j->wi + (size_t)r * (size_t)m->idx_heads;
-    float scale = (float)(1 / sqrt((double)m->idx_dim * m->idx_heads));
-    for (int s = from; s < to && s < have; s++) {
-        const float *k = cpu_array_row(j->rows, j->r->seq[r], s);
-        float score = 0;
-        for (int h = 0; h < m->idx_heads; h++) {
-            float dot = cpu_dot_row(j->c, q + h * m->idx_dim, k, m->idx_dim);
-            score += w[h] * scale * (dot < 0 ? 0 : dot); /* NaN stays NaN and loses */
-        }
-        j->keys[(size_t)r * (size_t)j->most + (size_t)s] = order_key(score);
+    const float *row[SCORE_CHUNK];
+    float scale = (float)(1 / sqrt((double)m->idx_dim * m->idx_heads)), dot[SCORE_CHUNK], score[SCORE_CHUNK] = {0};
+    for (int s = 0; s < n; s++)
+        row[s] = cpu_array_row(j->rows, j->r->seq[r], from + s);
+    for (int h = 0; h < m->idx_heads; h++) {
+        float weight = w[h] * scale;
+        j->c->k->dots(q + h * m->idx_dim, row, n, m->idx_dim, dot);
+        for (int s = 0; s < n; s++)
+            score[s] += weight * (dot[s] < 0 ? 0 : dot[s]);
     }
+    for (int s = 0; s < n; s++)
+        j->keys[(size_t)r * (size_t)j->most + (size_t)(from + s)] = order_key(score[s]);
 }
 
 /* The k-th largest of n keys (k <= n), byte by byte from the top; *above = how many keys are larger. */

@@ -132,7 +132,9 @@ int cpu_open(backend **out, const backend_options *o, ds4_err *e)
     c->base.name = "cpu";
     c->base.max_rows = CPU_MAX_ROWS;
     c->act = o->act;
-    c->k = cpu_fastest();
+    const cpu_kernels *usable[CPU_KERNELS];
+    cpu_usable(usable);
+    c->k = usable[0];
     c->small_work = 30e3; /* waking the other threads costs about as much */
     c->threads = o->threads ? o->threads : pool_cpus();
     if (c->threads > CPU_MAX_THREADS)
