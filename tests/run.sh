@@ -21,7 +21,7 @@ count_cmocka() {
     sed -i '/^\[==========\].* run\.$/,/^\[==========\].*Running/{/^\[  \(FAILED\|SKIPPED\|ERROR\)/d}' "$log"
     ok=$(count '^\[ +OK \]')
     skip=$(count '^\[  SKIPPED \]')
-    bad=$(count '^\[  (FAILED|ERROR) +\]')
+    bad=$(count '^\[  FAILED  \]')
 }
 
 count_script() {
