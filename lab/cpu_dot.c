@@ -48,6 +48,8 @@ static void *random_weights(uint32_t type, size_t bytes)
         p[i] = (uint8_t)((s = s * 6364136223846793005u + 1442695040888963407u) >> 56);
     static const int at[][3] = {{Q_Q8_0, 0, -1}, {Q_Q4_0, 0, -1}, {Q_Q2_K, 80, 82}, {Q_Q3_K, 108, -1}, {Q_Q4_K, 0, 2},
                                 {Q_Q5_K, 0, 2},  {Q_Q6_K, 208, -1}, {Q_IQ2_XXS, 0, -1}, {Q_F16, 0, -1}, {Q_F32, 2, -1}};
+    for (size_t i = 0; p && type == Q_MXFP4 && i < bytes; i += q->bytes)
+        p[i] = 127;
     for (size_t k = 0; p && k < sizeof at / sizeof *at; k++)
         for (size_t i = 0; (uint32_t)at[k][0] == type && i < bytes; i += q->bytes)
             for (int f = 1; f < 3; f++)

@@ -19,6 +19,8 @@ enum {
     CPU_STRETCH = 256,  /* elements decoded at a time */
     CPU_LANES = 32,     /* partial sums of a float32 product: element i goes to lane i mod 32 */
     CPU_LANES64 = 16,   /* partial sums of a float64 product */
+    CPU_TILE = 16,      /* weight rows of one task, and of a tile kernel */
+    CPU_TILE_FROM = 3,  /* activation rows from which a tile kernel pays */
 };
 
 /* Inputs of a product: rows of float32, and their int8 form where the weight wants it. A token may carry several rows ("parts": the
@@ -44,6 +46,9 @@ static inline const float *cpu_act_row(const cpu_act *a, int r)
 /* y[k] = weight row . activation row rows[k] for k < n, n <= CPU_MAX_ROWS. */
 typedef void (*cpu_dot_fn)(const void *w, const cpu_act *a, const int *rows, int n, float *y);
 
+/* y[k*ldy + o] = weight row o . activation row rows[k] for the CPU_TILE weight rows at w, w + step, ... */
+typedef void (*cpu_tile_fn)(const void *w, size_t step, const cpu_act *a, const int *rows, int n, float *y, size_t ldy);
+
 /* Inner loops that exist in plain C and for vector units, with equal bits. */
 typedef struct cpu_kernels {
     const char *name;
@@ -61,6 +66,7 @@ typedef struct cpu_kernels {
     void (*quant256)(const float *x, int8_t *q, float *d, int16_t *sum16); /* one group of 256 */
     cpu_dot_fn q8_0, q4_0, mxfp4;                        /* int8 with one scale per 32 */
     cpu_dot_fn q2_k, q3_k, q4_k, q5_k, q6_k, iq2_xxs;    /* int8 with one scale per 256 */
+    cpu_tile_fn tile[40]; /* by weight type; NULL: row by row */
 } cpu_kernels;
 
 extern const cpu_kernels cpu_plain;
@@ -139,8 +145,10 @@ bool cpu_act_make(cpu *c, cpu_act *a, int group, const float *x, size_t ldx, int
 void cpu_dot_float(const cpu *c, uint32_t type, const void *w, const cpu_act *a, const int *rows, int n, float *y);
 /* The same, accumulated in float64 (router, hyper-connections, confidence). */
 void cpu_dot_double(const cpu *c, uint32_t type, const void *w, const cpu_act *a, const int *rows, int n, double *y);
-/* The same in the form that `a` was made for: int8 or float32. */
-void cpu_dot(const cpu *c, uint32_t type, const void *w, const cpu_act *a, const int *rows, int n, float *y);
+/* The same in the form that `a` was made for, int8 or float32, for `count` <= CPU_TILE weight rows from row o of a slice:
+ * y[k*ldy + i] = weight row (o + i) . activation row rows[k]. */
+void cpu_dots(const cpu *c, const be_weight *w, int64_t slice, int64_t o, int count, const cpu_act *a, const int *rows, int n,
+              float *y, size_t ldy);
 extern const int cpu_iota[CPU_MAX_ROWS]; /* 0, 1, 2, ... */
 static inline const char *cpu_row(const be_weight *w, int64_t slice, int64_t o)
 {

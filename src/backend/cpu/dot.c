@@ -102,10 +102,22 @@ static cpu_dot_fn dot_for(const cpu_kernels *k, uint32_t type)
     }
 }
 
-void cpu_dot(const cpu *c, uint32_t type, const void *w, const cpu_act *a, const int *rows, int n, float *y)
+void cpu_dots(const cpu *c, const be_weight *w, int64_t slice, int64_t o, int count, const cpu_act *a, const int *rows, int n,
+              float *y, size_t ldy)
 {
-    if (a->group)
-        dot_for(c->k, type)(w, a, rows, n, y);
-    else
-        cpu_dot_float(c, type, w, a, rows, n, y);
+    const char *p = cpu_row(w, slice, o);
+    if (a->group && count == CPU_TILE && n >= CPU_TILE_FROM && c->k->tile[w->type]) {
+        c->k->tile[w->type](p, w->row_bytes, a, rows, n, y, ldy);
+        return;
+    }
+    cpu_dot_fn dot = a->group ? dot_for(c->k, w->type) : NULL;
+    for (int i = 0; i < count; i++, p += w->row_bytes) {
+        float v[CPU_MAX_ROWS];
+        if (dot)
+            dot(p, a, rows, n, v);
+        else
+            cpu_dot_float(c, w->type, p, a, rows, n, v);
+        for (int k = 0; k < n; k++)
+            y[(size_t)k * ldy + (size_t)i] = v[k];
+    }
 }

@@ -12,8 +12,6 @@
 
 #define W 8
 #define EACH(M) M(0) M(1) M(2) M(3)
-#define KERNELS cpu_avx2
-#define KERNELS_NAME "AVX2"
 
 static inline __m256i add2(__m256i acc, __m256i a, __m256i b) { return _mm256_add_epi32(acc, _mm256_madd_epi16(a, b)); }
 
@@ -32,6 +30,8 @@ static inline __m256i signed_sums(__m256i sums, __m256i sum32)
 }
 
 #include "backend/cpu/dot_x86.h"
+
+const cpu_kernels cpu_avx2 = {.name = "AVX2", ROW_KERNELS};
 
 #if defined(__clang__)
 #pragma clang attribute pop

@@ -12,10 +12,8 @@
 
 #define W 16
 #define EACH(M) M(0) M(1)
-#define KERNELS cpu_avx512
-#define KERNELS_NAME "AVX-512 VNNI"
 
-static inline __m256i add2(__m256i acc, __m256i a, __m256i b) { return _mm256_dpwssd_epi32(acc, a, b); }
+static inline __m256i add2(__m256i acc, __m256i a, __m256i b) { return _mm256_add_epi32(acc, _mm256_madd_epi16(a, b)); }
 
 static inline __m256i add4(__m256i acc, __m256i u, __m256i x) { return _mm256_dpbusd_epi32(acc, u, x); }
 
@@ -28,6 +26,15 @@ static inline __m256i signed_bytes(__m256i w, __m256i x)
 static inline __m256i signed_sums(__m256i sums, __m256i sum32) { return _mm256_sub_epi32(sums, _mm256_slli_epi32(sum32, 7)); }
 
 #include "backend/cpu/dot_x86.h"
+
+#include "backend/cpu/dot_tile.h"
+
+const cpu_kernels cpu_avx512 = {
+    .name = "AVX-512 VNNI", ROW_KERNELS, .tile = {
+        [Q_Q8_0] = tile_of_q8_0, [Q_Q4_0] = tile_of_q4_0, [Q_MXFP4] = tile_of_mxfp4, [Q_Q2_K] = tile_of_q2_k, [Q_Q3_K] = tile_of_q3_k,
+        [Q_Q4_K] = tile_of_q4_k, [Q_Q5_K] = tile_of_q5_k, [Q_Q6_K] = tile_of_q6_k, [Q_IQ2_XXS] = tile_of_iq2_xxs,
+    },
+};
 
 #if defined(__clang__)
 #pragma clang attribute pop

@@ -6,7 +6,7 @@
 #include "base/noise.h"
 #include "file/quant.h"
 
-enum { PICK_CHUNK = 2048, MARKOV_CHUNK = 16 };
+enum { PICK_CHUNK = 2048, MARKOV_CHUNK = CPU_TILE };
 
 typedef struct candidate {
     float value;
@@ -85,12 +85,12 @@ static void markov_chunk(void *ctx, int task, int thread)
 {
     (void)thread;
     const markov_job *j = ctx;
-    int64_t from = (int64_t)task * MARKOV_CHUNK, to = from + MARKOV_CHUNK < j->w2->ne1 ? from + MARKOV_CHUNK : j->w2->ne1;
-    for (int64_t v = from; v < to; v++) {
-        float y;
-        cpu_dot(j->c, j->w2->type, cpu_row(j->w2, 0, v), &j->act, cpu_iota, 1, &y);
-        j->logits[v] += y;
-    }
+    int64_t from = (int64_t)task * MARKOV_CHUNK;
+    int count = (int)(j->w2->ne1 - from < MARKOV_CHUNK ? j->w2->ne1 - from : MARKOV_CHUNK);
+    float y[MARKOV_CHUNK];
+    cpu_dots(j->c, j->w2, 0, from, count, &j->act, cpu_iota, 1, y, MARKOV_CHUNK);
+    for (int i = 0; i < count; i++)
+        j->logits[from + i] += y[i];
 }
 
 void cpu_markov(backend *b, const be_weight *w1, const be_weight *w2, const int32_t *prev, float *logits)

@@ -1,7 +1,7 @@
 /* linear.c: several independent products over the same rows, in one launch. */
 #include "backend/cpu/cpu.h"
 
-enum { MAX_JOBS = 16, CHUNK = 8 /* outputs per task */, MAX_INPUTS = 4 };
+enum { MAX_JOBS = 16, CHUNK = CPU_TILE /* outputs per task */, MAX_INPUTS = 4 };
 
 typedef struct launch {
     const cpu *c;
@@ -19,17 +19,13 @@ static void outputs(void *ctx, int task, int thread)
     while (task >= l->first[j + 1])
         j++;
     const be_linear *job = &l->jobs[j];
-    int64_t o = (int64_t)(task - l->first[j]) * CHUNK, end = o + CHUNK < job->w->ne1 ? o + CHUNK : job->w->ne1;
-    int64_t per_group = job->w->ne1 / job->groups;
-    float y[CPU_MAX_ROWS];
-    int rows[CPU_MAX_ROWS];
-    for (; o < end; o++) {
-        for (int r = 0; r < l->n; r++)
-            rows[r] = r * job->groups + (int)(o / per_group);
-        cpu_dot(l->c, job->w->type, cpu_row(job->w, 0, o), l->input[j], rows, l->n, y);
-        for (int r = 0; r < l->n; r++)
-            job->y[(size_t)r * (size_t)job->ldy + (size_t)o] = y[r];
-    }
+    int64_t per_group = job->w->ne1 / job->groups, chunks = (per_group + CHUNK - 1) / CHUNK;
+    int group = (int)((task - l->first[j]) / chunks);
+    int64_t in_group = (task - l->first[j]) % chunks * CHUNK, o = group * per_group + in_group;
+    int count = (int)(per_group - in_group < CHUNK ? per_group - in_group : CHUNK), rows[CPU_MAX_ROWS];
+    for (int r = 0; r < l->n; r++)
+        rows[r] = r * job->groups + group;
+    cpu_dots(l->c, job->w, 0, o, count, l->input[j], rows, l->n, job->y + o, (size_t)job->ldy);
 }
 
 static void run(cpu *c, launch *l)
@@ -38,7 +34,8 @@ static void run(cpu *c, launch *l)
     l->first[0] = 0;
     for (int j = 0; j < l->k; j++) {
         const be_weight *w = l->jobs[j].w;
-        l->first[j + 1] = l->first[j] + (int)((w->ne1 + CHUNK - 1) / CHUNK);
+        int groups = l->jobs[j].groups;
+        l->first[j + 1] = l->first[j] + groups * (int)((w->ne1 / groups + CHUNK - 1) / CHUNK);
         work += (double)w->ne0 * (double)w->ne1 * l->n;
     }
     cpu_for(c, l->first[l->k], work, outputs, l);

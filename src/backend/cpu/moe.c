@@ -7,7 +7,7 @@
 
 #include "backend/cpu/cpu.h"
 
-enum { CHUNK = 8 /* weight rows per task */ };
+enum { CHUNK = CPU_TILE /* weight rows per task */ };
 
 /* Rows that visit one expert. The shared expert is the last group. */
 typedef struct group {
@@ -48,14 +48,14 @@ static void hidden_chunk(void *ctx, int task, int thread)
     bool shared = is_shared(j, g);
     const cpu_act *in = shared ? &j->shared_in : &j->in;
     float clamp = shared ? j->m->sclamp : j->m->clamp, *hidden = shared ? j->shared_hidden : j->hidden;
-    float gate[CPU_MAX_ROWS], up[CPU_MAX_ROWS];
-    for (int f = task % j->chunks * CHUNK, end = f + CHUNK; f < end && f < g->gate->ne1; f++) {
-        cpu_dot(j->c, g->gate->type, cpu_row(g->gate, g->expert, f), in, g->row, g->count, gate);
-        cpu_dot(j->c, g->up->type, cpu_row(g->up, g->expert, f), in, g->row, g->count, up);
-        for (int k = 0; k < g->count; k++) {
-            float h = swiglu(gate[k], up[k], clamp);
-            hidden[(size_t)g->hidden[k] * (size_t)j->ff + (size_t)f] = shared ? h : h * j->weights[g->hidden[k]];
-        }
+    float gate[CPU_MAX_ROWS][CHUNK], up[CPU_MAX_ROWS][CHUNK];
+    int f = task % j->chunks * CHUNK, count = j->ff - f < CHUNK ? j->ff - f : CHUNK;
+    cpu_dots(j->c, g->gate, g->expert, f, count, in, g->row, g->count, gate[0], CHUNK);
+    cpu_dots(j->c, g->up, g->expert, f, count, in, g->row, g->count, up[0], CHUNK);
+    for (int k = 0; k < g->count; k++) {
+        float *h = hidden + (size_t)g->hidden[k] * (size_t)j->ff + f, weight = shared ? 1 : j->weights[g->hidden[k]];
+        for (int i = 0; i < count; i++)
+            h[i] = swiglu(gate[k][i], up[k][i], clamp) * weight;
     }
 }
 
@@ -64,16 +64,14 @@ static void output_chunk(void *ctx, int task, int thread)
 {
     moe_job *j = ctx;
     int from = task * CHUNK, len = j->d - from < CHUNK ? j->d - from : CHUNK, routed = j->n * j->used;
-    float *sums = j->sums + (size_t)thread * (size_t)(CPU_MAX_ROWS * (j->used + 1) * CHUNK), y[CPU_MAX_ROWS];
+    float *sums = j->sums + (size_t)thread * (size_t)(CPU_MAX_ROWS * (j->used + 1) * CHUNK), y[CPU_MAX_ROWS][CHUNK];
     for (int i = 0; i < j->groups; i++) {
         const group *g = &j->group[i];
         bool shared = is_shared(j, g);
-        for (int o = 0; o < len; o++) {
-            cpu_dot(j->c, g->down->type, cpu_row(g->down, g->expert, from + o), shared ? &j->shared_mid : &j->mid, g->hidden,
-                    g->count, y);
-            for (int k = 0; k < g->count; k++)
-                sums[(g->hidden[k] + (shared ? routed : 0)) * CHUNK + o] = y[k];
-        }
+        const cpu_act *mid = shared ? &j->shared_mid : &j->mid;
+        cpu_dots(j->c, g->down, g->expert, from, len, mid, g->hidden, g->count, y[0], CHUNK);
+        for (int k = 0; k < g->count; k++)
+            memcpy(sums + (g->hidden[k] + (shared ? routed : 0)) * CHUNK, y[k], (size_t)len * sizeof(float));
     }
     for (int r = 0; r < j->n; r++)
         for (int o = 0; o < len; o++) {
