@@ -1,8 +1,8 @@
 /* Fitting x = d*sc[g]*q - dmin*mn[g] to a block of 256 (Q4_K, Q2_K).
  *
  *   1. per group: a continuous scale and minimum, by least squares from several starting spacings;
- *   2. f16 steps d, dmin for all groups together: the largest scale on the largest code, or on the largest smaller code
- *      that makes every group's scale an integer (then the input lies on a grid and is recovered);
+ *   2. f16 steps d, dmin for all groups together: the largest scale on the largest code; where groups show a common
+ *      grid its steps are tried too, so that an input that lies on a grid is recovered;
  *   3. per group the best integer pair near the continuous one; least squares for (d, dmin) given all codes; repeat;
  *   4. a wider search per group with d, dmin fixed. */
 #include <math.h>
@@ -17,7 +17,6 @@ typedef struct block_job {
     const float *x, *w;
     group_fit fit[16];
     double err[16]; /* of the current integer choice, per group */
-    double energy;  /* sum of w*x^2, to judge what counts as exact */
 } block_job;
 
 /* Nearest code of v (any sign), 0..qmax. */
@@ -106,44 +105,55 @@ static group_fit fit_group(const float *x, const float *w, int len, int qmax, do
     return best;
 }
 
-/* How many of v[0..n) are integer multiples (0..top) of step. */
-static int count_multiples(const double *v, int n, int top, double step)
+/* A group that uses few codes shows a spacing that is a fraction of its scale: levels/qmax of it. */
+enum { MAX_FRACTIONS = 3 };
+static const double fractions[MAX_FRACTIONS] = {1, 3, 1.5};
+
+/* How many of v[0..n) are positive integer multiples (up to top) of step, fractions allowed for. */
+static int count_multiples(const double *v, int n, int top, int n_fractions, double step)
 {
     int hits = 0;
-    for (int i = 0; i < n; i++) {
-        double r = v[i] / step, near = floor(r + 0.5);
-        hits += fabs(r - near) < 1e-4 && near <= top;
-    }
+    for (int i = 0; i < n; i++)
+        for (int f = 0; f < n_fractions; f++) {
+            double r = v[i] * fractions[f] / step, near = floor(r + 0.5);
+            if (fabs(r - near) < 1e-4 && near >= 1 && near <= top) {
+                hits++;
+                break;
+            }
+        }
     return hits;
 }
 
-/* f16 step for values v[0..n): one that makes three quarters of them integers if there is one (the input lies on a
- * grid; a group that uses few codes may show a wrong spacing), else the largest value on code `top`. */
-static uint16_t common_step(const double *v, int n, int top)
+/* f16 step that makes the most of v[0..n) integers, 0 if there is none for at least two: a guess at the grid on which the
+ * input may lie. n_fractions: how many of the fractions above a spacing may be wrong by. */
+static uint16_t grid_step(const double *v, int n, int top, int n_fractions)
 {
-    double max = 0;
-    int most = 0;
+    int most = 1;
     uint16_t best = 0;
-    for (int i = 0; i < n; i++)
-        max = fmax(max, v[i]);
-    if (max <= 0)
-        return 0;
-    for (int i = 0; i < n; i++)
-        for (int k = top; k >= 1 && v[i] > 0; k--) {
-            uint16_t step = num_to_f16((float)(v[i] / k));
+    for (int i = 0; i < n * n_fractions; i++)
+        for (int k = top; k >= 1 && v[i % n] > 0; k--) {
+            double value = v[i % n] * fractions[i / n];
+            uint16_t step = num_to_f16((float)(value / k));
             double exact = (double)num_f16(step) * k;
-            if (!step || fabs(exact - v[i]) > 2e-6 * v[i])
+            if (!step || fabs(exact - value) > 2e-6 * value)
                 continue;
-            int hits = count_multiples(v, n, top, num_f16(step));
+            int hits = count_multiples(v, n, top, n_fractions, num_f16(step));
             if (hits > most) {
                 most = hits;
                 best = step;
             }
         }
-    if (4 * most >= 3 * n)
-        return best;
-    best = num_to_f16((float)(max / top));
-    return best ? best : 1;
+    return best;
+}
+
+/* f16 step that puts the largest of v[0..n) on code `top`. */
+static uint16_t top_step(const double *v, int n, int top)
+{
+    double max = 0;
+    for (int i = 0; i < n; i++)
+        max = fmax(max, v[i]);
+    uint16_t step = num_to_f16((float)(max / top));
+    return max > 0 && step == 0 ? 1 : step;
 }
 
 /* Best integer pair of group g within the given distances of the continuous fit; writes a->sc/mn and j->err. */
@@ -227,47 +237,62 @@ static double widen(enc_affine *a, block_job *j, bool all, double tiny)
     return sum;
 }
 
-/* Most groups hit the grid of (d, dmin): then the others lie on it too, but did not show their spacing. */
-static bool mostly_exact(const enc_affine *a, const block_job *j, double tiny)
+/* Many groups hit the grid of (d, dmin): then the others lie on it too, but did not show their spacing. */
+static bool many_exact(const enc_affine *a, const block_job *j, double tiny)
 {
     int exact = 0;
     for (int g = 0; g < a->groups; g++)
         exact += j->err[g] <= tiny;
-    return 2 * exact >= a->groups;
+    return 3 * exact >= a->groups;
+}
+
+/* From first steps (d, dmin in *a) to the best codes near them. Returns the error. */
+static double refine(enc_affine *a, block_job *j, double tiny)
+{
+    double err = choose_all(a, j, 1, 1);
+    if (many_exact(a, j, tiny))
+        err = widen(a, j, true, tiny);
+    fill_codes(a, j);
+    for (int round = 0; round < 3 && err > tiny * a->groups; round++) {
+        enc_affine next = *a;
+        if (!refit_steps(&next, j))
+            break;
+        double e2 = choose_all(&next, j, 1, 1);
+        if (e2 >= err)
+            break;
+        fill_codes(&next, j);
+        *a = next;
+        err = e2;
+    }
+    if (err > tiny * a->groups) {
+        choose_all(a, j, 1, 1); /* j->err again belongs to *a */
+        err = widen(a, j, false, tiny);
+        fill_codes(a, j);
+    }
+    return err;
 }
 
 void enc_affine_fit(enc_affine *a, const float x[256], const float w[256])
 {
     block_job j = {.x = x, .w = w};
-    double s[16], m[16];
+    double s[16], m[16], energy = 0;
     for (int i = 0; i < 256; i++)
-        j.energy += (double)w[i] * x[i] * x[i];
-    double tiny = 1e-11 * j.energy / a->groups;
+        energy += (double)w[i] * x[i] * x[i];
+    double tiny = 1e-11 * energy / a->groups;
     for (int g = 0; g < a->groups; g++) {
         j.fit[g] = fit_group(x + g * a->len, w + g * a->len, a->len, a->qmax, tiny);
         s[g] = j.fit[g].s;
         m[g] = j.fit[g].m;
     }
-    a->d = common_step(s, a->groups, a->smax);
-    a->dmin = common_step(m, a->groups, a->smax);
-    double err = choose_all(a, &j, 1, 1);
-    if (mostly_exact(a, &j, tiny))
-        err = widen(a, &j, true, tiny);
-    fill_codes(a, &j);
-    for (int round = 0; round < 3 && err > tiny * a->groups; round++) {
-        enc_affine next = *a;
-        if (!refit_steps(&next, &j))
-            break;
-        double e2 = choose_all(&next, &j, 1, 1);
-        if (e2 >= err)
-            break;
-        fill_codes(&next, &j);
-        *a = next;
-        err = e2;
-    }
-    if (err > tiny * a->groups) {
-        choose_all(a, &j, 1, 1); /* j.err again belongs to *a */
-        widen(a, &j, false, tiny);
-        fill_codes(a, &j);
-    }
+    enc_affine grid = *a;
+    uint16_t gd = grid_step(s, a->groups, a->smax, a->qmax == 3 ? MAX_FRACTIONS : 1);
+    uint16_t gm = grid_step(m, a->groups, a->smax, 1);
+    a->d = top_step(s, a->groups, a->smax);
+    a->dmin = top_step(m, a->groups, a->smax);
+    grid.d = gd ? gd : a->d;
+    grid.dmin = gm ? gm : a->dmin;
+    bool differ = grid.d != a->d || grid.dmin != a->dmin;
+    double err = refine(a, &j, tiny);
+    if (differ && err > tiny * a->groups && refine(&grid, &j, tiny) < err)
+        *a = grid;
 }

@@ -52,6 +52,37 @@ static void error_on_gaussian_data_within_bounds(void **state)
     }
 }
 
+/* Runs of 32 values with sizes spread over a factor of e^4, and heavy tails: no block may go wrong as a whole. */
+static void no_single_block_is_lost_on_uneven_data(void **state)
+{
+    rng r = {4711};
+    float size = 1;
+    (void)state;
+    for (int c = 0; c < N_CASES; c++)
+        for (int k = 0; k < 4; k++) {
+            for (int i = 0; i < N; i++) {
+                if (i % 32 == 0)
+                    size = expf(rng_gauss(&r)) * 0.01f;
+                x[i] = rng_gauss(&r) * (k & 1 ? size : 0.01f) / (k & 2 ? fabsf(rng_gauss(&r)) + 0.05f : 1);
+            }
+            enc_row(cases[c].type, x, NULL, a, N);
+            quant_decode(cases[c].type, a, y, N);
+            for (int i = 0; i < N; i += 256) {
+                double err = weighted_error(x + i, y + i, NULL, 256);
+                if (err > (cases[c].bound > 0.1 ? 0.75 : 0.3))
+                    fail_msg("%s, data %d, block %d: relative error %g", quant_type_name(cases[c].type), k, i / 256, err);
+            }
+            enc_row(cases[c].type, y, NULL, b, N); /* and again: what is on a grid stays near it */
+            quant_decode(cases[c].type, b, z, N);
+            for (int i = 0; i < N; i += 256) {
+                double err = weighted_error(y + i, z + i, NULL, 256);
+                if (err > 0.15)
+                    fail_msg("%s, data %d, block %d: encoding again changes it by %g", quant_type_name(cases[c].type), k,
+                             i / 256, err);
+            }
+        }
+}
+
 static void encoding_decoded_blocks_changes_nothing(void **state)
 {
     (void)state;
@@ -244,6 +275,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(error_on_gaussian_data_within_bounds),
+        cmocka_unit_test(no_single_block_is_lost_on_uneven_data),
         cmocka_unit_test(encoding_decoded_blocks_changes_nothing),
         cmocka_unit_test(random_grid_blocks_recovered),
         cmocka_unit_test(random_affine_blocks_mostly_recovered),
