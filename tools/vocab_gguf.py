@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """vocab_gguf.py IN.json OUT.gguf: a vocabulary-only GGUF for DeepSeek-V4 from a Hugging Face tokenizer.json.
 
-The 128,000 ordinary tokens and the merges are taken as they are. Added tokens keep their ids unless DeepSeek-V4 gives that id
-to another token; its protocol tokens get their V4 ids; ids that nobody names become placeholders, up to 129,280. The file
-has no tensors: it serves --dump-tokens, tests, and as the tokenizer part of a converted model. Standard library only.
+The 128,000 ordinary tokens and the merges are taken as they are. Added tokens keep their ids unless DeepSeek-V4
+gives that id to another token; its protocol tokens get their V4 ids; ids that nobody names become placeholders, up to
+129,280. The file has no tensors: it serves --dump-tokens, tests, and as the tokenizer part of a converted model.
+Standard library only.
 """
 import json
 import os

@@ -150,10 +150,12 @@ static int add_tools(chat_doc *d, chat_msg *m, const json_t *tools, ds4_err *e)
     return 0;
 }
 
-/* Tools and response format of the whole request, put on the system message at the front. d->msg has room for one more. */
+/* Tools and response format of the whole request, put on the system message at the front. d->msg has room for one more.
+ */
 static int read_request(chat_doc *d, const json_t *root, ds4_err *e)
 {
-    const json_t *tools = json_object_get(root, "tools"), *format = json_object_get(root, "response_format"), *schema = NULL;
+    const json_t *tools = json_object_get(root, "tools"), *format = json_object_get(root, "response_format"),
+                 *schema = NULL;
     json_t *made = NULL;
     if (tools && !json_is_null(tools) && !json_is_array(tools))
         return ds4_fail(e, DS4_EARG, "tools must be a list");

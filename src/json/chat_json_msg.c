@@ -21,7 +21,10 @@ static int get_str(const json_t *obj, const char *key, chat_str *out, ds4_err *e
     return 0;
 }
 
-static bool is_text_type(const char *t) { return !strcmp(t, "text") || !strcmp(t, "input_text") || !strcmp(t, "output_text"); }
+static bool is_text_type(const char *t)
+{
+    return !strcmp(t, "text") || !strcmp(t, "input_text") || !strcmp(t, "output_text");
+}
 
 /* One item of a content list, appended to b. */
 static int read_item(const json_t *item, pyjson_buf *b, ds4_err *e)

@@ -49,7 +49,10 @@ static size_t skip_string(const char *text, size_t n, size_t i)
     return i < n ? i + 1 : n;
 }
 
-static bool is_number_char(char c) { return (c >= '0' && c <= '9') || c == '-' || c == '+' || c == '.' || c == 'e' || c == 'E'; }
+static bool is_number_char(char c)
+{
+    return (c >= '0' && c <= '9') || c == '-' || c == '+' || c == '.' || c == 'e' || c == 'E';
+}
 
 /* Is text[a..b) an integer that JSON allows and 64 bits do not hold? */
 static bool is_big(const char *text, size_t a, size_t b)
@@ -193,8 +196,8 @@ static bool step_up(char *s)
     return false;
 }
 
-/* Shortest digits that read back as x > 0. The nearest decimal of a length may miss the narrower half-gap below a power of two
- * while the next one up hits the wider gap above, so both are tried. */
+/* Shortest digits that read back as x > 0. The nearest decimal of a length may miss the narrower half-gap below a power
+ * of two while the next one up hits the wider gap above, so both are tried. */
 static int shortest(double x, char *digits, int *exp10)
 {
     char s[40];

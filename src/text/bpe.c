@@ -3,12 +3,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* One symbol of the piece being merged: a doubly linked list over array indices. Merging keeps the left one; a dead one has id -1. */
+/* One symbol of the piece being merged: a doubly linked list over array indices. Merging keeps the left one; a dead one
+ * has id -1. */
 typedef struct sym {
     int32_t id, prev, next;
 } sym;
 
-/* A pair that may merge: the symbol at `pos` with its right neighbour. Stale if the pair there no longer has this rank. */
+/* A pair that may merge: the symbol at `pos` with its right neighbour. Stale if the pair there no longer has this rank.
+ */
 typedef struct cand {
     int32_t rank, pos, merged;
 } cand;

@@ -141,8 +141,8 @@ static void put_assistant(writer *w, const chat_msg *m, bool thoughts)
         put_special(w, SP_EOS);
 }
 
-/* What stands between a turn and the assistant's answer to it. The tag of an action task depends on the mode alone, so that the
- * turn reads the same when it has become history. */
+/* What stands between a turn and the assistant's answer to it. The tag of an action task depends on the mode alone, so
+ * that the turn reads the same when it has become history. */
 static void put_transition(writer *w, const turns *t, size_t i)
 {
     const turn *u = &t->turn[i];
@@ -189,7 +189,8 @@ static int check(const chat_msg *m, size_t i, ds4_err *e)
 {
     bool instructs = m->role == CHAT_SYSTEM || m->role == CHAT_DEVELOPER;
     if (!instructs && (m->n_tools || m->response_format.n))
-        return ds4_fail(e, DS4_EARG, "messages[%zu]: tools and response_format belong to a system or developer message", i);
+        return ds4_fail(e, DS4_EARG, "messages[%zu]: tools and response_format belong to a system or developer message",
+                        i);
     if (m->role != CHAT_ASSISTANT && (m->n_calls || m->wo_eos))
         return ds4_fail(e, DS4_EARG, "messages[%zu]: only an assistant message can have tool calls or stay open", i);
     return 0;

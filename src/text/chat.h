@@ -2,12 +2,13 @@
  *
  *   BOS [effort prefix] [system text] { turns }
  *   user turn       <User> parts joined by an empty line; a tool result is a part in <tool_result> tags
- *   behind it       <Assistant> and <think> (thinking) or </think> (not thinking, or an old turn whose thoughts were dropped)
+ *   behind it       <Assistant>, then <think> if the model shall think, else (also in an old turn whose thoughts were
+ *                   dropped) </think>
  *   assistant turn  [reasoning </think>] content [tool calls] EOS
  *
  * Neighbouring user and tool messages are one turn; its tool results follow the order of the calls they answer.
- * In thinking mode with drop_thinking, and if no message carries tools, the reasoning of assistant turns before the last
- * user turn is left out and developer messages before it vanish.
+ * In thinking mode with drop_thinking, and if no message carries tools, the reasoning of assistant turns before the
+ * last user turn is left out and developer messages before it vanish.
  *
  * Safety: every byte of the result is known to be template or client text, and only template text may become an
  * added token: role markers, think tags or DSML written by a client stay ordinary text. */
@@ -79,7 +80,8 @@ typedef struct chat_text {
 } chat_text;
 
 /* Renders n messages. The messages and what they point to are only read. On failure out is empty.
- * Errors: DS4_EARG for an empty list or tools / response_format / calls on a message that cannot carry them; DS4_ENOMEM. */
+ * Errors: DS4_EARG for an empty list or tools / response_format / calls on a message that cannot carry them;
+ * DS4_ENOMEM. */
 int chat_render(const chat_msg *msg, size_t n, const chat_opts *opts, chat_text *out, ds4_err *e);
 void chat_text_free(chat_text *t);
 
@@ -87,8 +89,8 @@ void chat_text_free(chat_text *t);
 int chat_encode(const vocab *v, const chat_text *t, bpe_ids *out, ds4_err *e);
 
 /* Names, all terminated strings. An unknown name is DS4_EARG with the list of known ones.
- *   effort   none off disabled minimal 0 -> OFF; low medium default 1..59 -> LOW; high 60..89 -> HIGH; max xhigh 90..100 -> MAX
- *            (numbers are the 1-100 scale of later releases; LOW means no prefix in both releases)
+ *   effort   none off disabled minimal 0 -> OFF; low medium default 1..59 -> LOW; high 60..89 -> HIGH;
+ *            max xhigh 90..100 -> MAX (numbers: the 1-100 scale of later releases; LOW has no prefix in either release)
  *   release  preview, 0731
  *   role     system user assistant tool latest_reminder developer
  *   task     action query authority domain title read_url */
@@ -97,7 +99,8 @@ int chat_release_parse(const char *name, enum chat_release *out, ds4_err *e);
 int chat_role_parse(const char *name, enum chat_role *out, ds4_err *e);
 int chat_task_parse(const char *name, enum chat_task *out, ds4_err *e);
 
-/* The release that a model file claims: CHAT_0731 if its file name, name or base-model keys contain "0731", else CHAT_PREVIEW. */
+/* The release that a model file claims: CHAT_0731 if its file name, name or base-model keys contain "0731", else
+ * CHAT_PREVIEW. */
 enum chat_release chat_release_guess(const gguf *g);
 
 /* The effort prefix that opts lead to: the part of the protocol, or PROTO_COUNT for none. */

@@ -36,9 +36,10 @@ static int percent(const char *s)
 int chat_effort_parse(const char *name, enum chat_effort *out, ds4_err *e)
 {
     static const name_value table[] = {
-        {"none", CHAT_EFFORT_OFF},    {"off", CHAT_EFFORT_OFF},    {"disabled", CHAT_EFFORT_OFF}, {"minimal", CHAT_EFFORT_OFF},
-        {"low", CHAT_EFFORT_LOW},     {"medium", CHAT_EFFORT_LOW}, {"default", CHAT_EFFORT_LOW},  {"high", CHAT_EFFORT_HIGH},
-        {"xhigh", CHAT_EFFORT_MAX},   {"max", CHAT_EFFORT_MAX},
+        {"none", CHAT_EFFORT_OFF},    {"off", CHAT_EFFORT_OFF},   {"disabled", CHAT_EFFORT_OFF},
+        {"minimal", CHAT_EFFORT_OFF}, {"low", CHAT_EFFORT_LOW},   {"medium", CHAT_EFFORT_LOW},
+        {"default", CHAT_EFFORT_LOW}, {"high", CHAT_EFFORT_HIGH}, {"xhigh", CHAT_EFFORT_MAX},
+        {"max", CHAT_EFFORT_MAX},
     };
     int i = LOOK_UP(table, name), v = percent(name);
     if (i >= 0)
@@ -46,7 +47,8 @@ int chat_effort_parse(const char *name, enum chat_effort *out, ds4_err *e)
     else if (v >= 0)
         *out = v == 0 ? CHAT_EFFORT_OFF : v < 60 ? CHAT_EFFORT_LOW : v < 90 ? CHAT_EFFORT_HIGH : CHAT_EFFORT_MAX;
     else
-        return ds4_fail(e, DS4_EARG, "reasoning effort \"%.40s\" is unknown; use none, low, medium, high, max or 0 to 100", name);
+        return ds4_fail(e, DS4_EARG,
+                        "reasoning effort \"%.40s\" is unknown; use none, low, medium, high, max or 0 to 100", name);
     return 0;
 }
 
@@ -68,7 +70,8 @@ int chat_role_parse(const char *name, enum chat_role *out, ds4_err *e)
     };
     int i = LOOK_UP(table, name);
     if (i < 0)
-        return ds4_fail(e, DS4_EARG, "role \"%.40s\" is unknown; use system, user, assistant, tool, latest_reminder or developer",
+        return ds4_fail(e, DS4_EARG,
+                        "role \"%.40s\" is unknown; use system, user, assistant, tool, latest_reminder or developer",
                         name);
     *out = (enum chat_role)table[i].value;
     return 0;
@@ -82,15 +85,16 @@ int chat_task_parse(const char *name, enum chat_task *out, ds4_err *e)
     };
     int i = LOOK_UP(table, name);
     if (i < 0)
-        return ds4_fail(e, DS4_EARG, "task \"%.40s\" is unknown; use action, query, authority, domain, title or read_url", name);
+        return ds4_fail(e, DS4_EARG,
+                        "task \"%.40s\" is unknown; use action, query, authority, domain, title or read_url", name);
     *out = (enum chat_task)table[i].value;
     return 0;
 }
 
 enum chat_release chat_release_guess(const gguf *g)
 {
-    static const char *const keys[] = {"general.name", "general.version", "general.basename", "general.base_model.0.name",
-                                       "general.base_model.0.version"};
+    static const char *const keys[] = {"general.name", "general.version", "general.basename",
+                                       "general.base_model.0.name", "general.base_model.0.version"};
     const char *path = gguf_path(g), *slash = strrchr(path, '/');
     if (strstr(slash ? slash : path, "0731"))
         return CHAT_0731;

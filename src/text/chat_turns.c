@@ -75,7 +75,8 @@ static size_t order_find(const order *o, chat_str id)
     return 0;
 }
 
-/* Sorts the tool results among part[0..n) by their calls; they share the places they had, user parts stay where they are. */
+/* Sorts the tool results among part[0..n) by their calls; they share the places they had, user parts stay where they
+ * are. */
 static void order_apply(order *o, const chat_msg **part, size_t n)
 {
     size_t k = 0;

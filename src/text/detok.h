@@ -1,8 +1,8 @@
 /* detok.h: tokens back to text, one at a time, always whole UTF-8 characters.
  *
- * A character may be spread over several tokens; its first bytes (at most 3) are held back until it is complete. Bytes that can
- * never become a character leave as U+FFFD, one per maximal subpart (the practice that Unicode recommends), as soon as that is
- * certain; an unfinished character at the end leaves as one U+FFFD with detok_flush. */
+ * A character may be spread over several tokens; its first bytes (at most 3) are held back until it is complete. Bytes
+ * that can never become a character leave as U+FFFD, one per maximal subpart (the practice that Unicode recommends), as
+ * soon as that is certain; an unfinished character at the end leaves as one U+FFFD with detok_flush. */
 #ifndef DS4_TEXT_DETOK_H
 #define DS4_TEXT_DETOK_H
 

@@ -19,7 +19,8 @@ enum {
     C_BAD = 128 /* not well-formed UTF-8; in no table */
 };
 #define N_CP 0x110000u
-/* Planes 4 to 13, 15 and 16 hold no letter, mark, number, punctuation or symbol: they are skipped when categories are read. */
+/* Planes 4 to 13, 15 and 16 hold no letter, mark, number, punctuation or symbol: they are skipped when categories are
+ * read. */
 #define BLOCK 0x10000u
 
 struct pretok {
@@ -45,7 +46,8 @@ static void mark_run(pretok *p, const uint8_t *text, size_t from, size_t to, uin
     }
 }
 
-/* Marks the runs of letters, marks, numbers and punctuation/symbols that `re` finds in the text (capture group i = class bit i-1). */
+/* Marks the runs of letters, marks, numbers and punctuation/symbols that `re` finds in the text (capture group i =
+ * class bit i-1). */
 static int mark_block(pretok *p, const pcre2_code *re, pcre2_match_data *md, const uint8_t *text, size_t n)
 {
     const size_t *ov = pcre2_get_ovector_pointer(md);
@@ -125,8 +127,8 @@ void pretok_free(pretok *p) { free(p); }
 
 /* ------------------------------------------------------------------ scan */
 
-/* A walk over the text that splitter 3 sees: `zone` C_CJK = inside a match of splitter 2, C_N = inside one of splitter 1,
- * C_BAD = inside ill-formed bytes, 0 = anywhere else. A character of another zone is the end of that text. */
+/* A walk over the text that splitter 3 sees: `zone` C_CJK = inside a match of splitter 2, C_N = inside one of splitter
+ * 1, C_BAD = inside ill-formed bytes, 0 = anywhere else. A character of another zone is the end of that text. */
 typedef struct scan {
     const pretok *p;
     const uint8_t *t;
@@ -205,7 +207,8 @@ static size_t whitespace(const scan *s, size_t i)
     return last;    /* e: leave one for the word that follows */
 }
 
-/* Where a match of splitter 3 that begins at i ends; i if none begins here. c is the class at i, next the position behind. */
+/* Where a match of splitter 3 that begins at i ends; i if none begins here. c is the class at i, next the position
+ * behind. */
 static size_t match3(const scan *s, size_t i, uint8_t c, size_t next)
 {
     size_t after;

@@ -1,7 +1,7 @@
 /* pretok.h: cuts text into the pieces inside which byte-pair merges may happen.
  *
- * DeepSeek's tokenizer runs three splitters one after the other. Each sees the pieces that the previous one left, one at a
- * time (matches as well as gaps), and cuts each into its own matches and the gaps between them:
+ * DeepSeek's tokenizer runs three splitters one after the other. Each sees the pieces that the previous one left, one
+ * at a time (matches as well as gaps), and cuts each into its own matches and the gaps between them:
  *   1. \p{N}{1,3}
  *   2. [U+4E00-9FA5 U+3040-309F U+30A0-30FF]+
  *   3. a  one ASCII punctuation character + [A-Za-z]+
@@ -9,11 +9,11 @@
  *      c  " "?[\p{P}\p{S}]+[\r\n]*
  *      d  \s*[\r\n]+        e  \s+(?!\S)        f  \s+
  * Borders of 1 and 2 depend only on the class of a character, so one forward scan with digits and CJK as zones gives
- * the same pieces as three passes, in linear time and without a regular-expression engine's limits. Categories come from
- * PCRE2's Unicode tables, read once when the object is made; \s is White_Space.
+ * the same pieces as three passes, in linear time and without a regular-expression engine's limits. Categories come
+ * from PCRE2's Unicode tables, read once when the object is made; \s is White_Space.
  *
- * Bytes that are not well-formed UTF-8 are never lost and never fail: a maximal run of them is a piece of its own, and the text
- * before and after it is split as if it ended or began there. */
+ * Bytes that are not well-formed UTF-8 are never lost and never fail: a maximal run of them is a piece of its own, and
+ * the text before and after it is split as if it ended or began there. */
 #ifndef DS4_TEXT_PRETOK_H
 #define DS4_TEXT_PRETOK_H
 

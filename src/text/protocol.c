@@ -19,33 +19,34 @@ typedef struct part {
 
 /* Hashes: SHA-256 of the texts in DeepSeek's release. The wording in the last column is ours. */
 static const part parts[PROTO_COUNT] = {
-    [PROTO_TOOLS_PREFIX] = {
-        "tools_prefix.txt", "c7c9042638154a237b5d1bd48be772374a35a4d24c5cacfd1ffbd92703da329c",
-        "## Tools\n\nThe functions listed below can be called. To call some, end the reply with one block of this shape:\n\n"
-        "<" D "tool_calls>\n"
-        "<" D "invoke name=\"FUNCTION\">\n"
-        "<" D "parameter name=\"ARGUMENT\" string=\"true|false\">VALUE</" D "parameter>\n"
-        "</" D "invoke>\n"
-        "</" D "tool_calls>\n\n"
-        "Write one invoke element per call. A text argument has string=\"true\" and its value as it is, without quotes or "
-        "escapes; any other argument has string=\"false\" and its value in JSON. If you think first, close it with </think> "
-        "before the block.\n\nOne JSON schema per function:\n\n"},
-    [PROTO_TOOLS_SUFFIX] = {
-        "tools_suffix.txt", "690702850fe256512cb1ee67c4e436ecb3e735c71ebee77ca45ff357a75fb5a7",
-        "\n\nCall only these functions, with arguments that fit their schemas.\n"},
-    [PROTO_EFFORT_LOW] = {
-        "effort_low.txt", "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855", ""},
-    [PROTO_EFFORT_HIGH] = {
-        "effort_high.txt", "f7a24f3b3050d4a83781e9b755b316aae2ec1d9dc87562541d90bcb04d7350f7",
-        "Think long and carefully: split the problem into parts, try alternatives, and check each step and edge case before "
-        "answering.\n\n"},
-    [PROTO_EFFORT_MAX] = {
-        "effort_max.txt", "53fb31b8392ec5b4a926481943efc67636748f137c1a49d493a7af4d4fa55d2c",
-        "Think as long as it takes: split the problem into its smallest parts, follow every alternative to its end, confirm the "
-        "result in at least two independent ways, and look for mistakes until none is left before answering.\n\n"},
-    [PROTO_RESPONSE] = {
-        "response_format_heading.txt", "5200f58413f49f3957c43beddbc97bead023232cb5934fad0c1997c30c139112",
-        "## Response Format\n\nReply with JSON that fits this schema and nothing else:\n"},
+    [PROTO_TOOLS_PREFIX] = {"tools_prefix.txt", "c7c9042638154a237b5d1bd48be772374a35a4d24c5cacfd1ffbd92703da329c",
+                            "## Tools\n\nThe functions listed below can be called. To call some, end the reply with "
+                            "one block of this shape:\n\n"
+                            "<" D "tool_calls>\n"
+                            "<" D "invoke name=\"FUNCTION\">\n"
+                            "<" D "parameter name=\"ARGUMENT\" string=\"true|false\">VALUE</" D "parameter>\n"
+                            "</" D "invoke>\n"
+                            "</" D "tool_calls>\n\n"
+                            "Write one invoke element per call. A text argument has string=\"true\" and its value as "
+                            "it is, without quotes or "
+                            "escapes; any other argument has string=\"false\" and its value in JSON. If you think "
+                            "first, close it with </think> "
+                            "before the block.\n\nOne JSON schema per function:\n\n"},
+    [PROTO_TOOLS_SUFFIX] = {"tools_suffix.txt", "690702850fe256512cb1ee67c4e436ecb3e735c71ebee77ca45ff357a75fb5a7",
+                            "\n\nCall only these functions, with arguments that fit their schemas.\n"},
+    [PROTO_EFFORT_LOW] = {"effort_low.txt", "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855", ""},
+    [PROTO_EFFORT_HIGH] = {"effort_high.txt", "f7a24f3b3050d4a83781e9b755b316aae2ec1d9dc87562541d90bcb04d7350f7",
+                           "Think long and carefully: split the problem into parts, try alternatives, and check each "
+                           "step and edge case before "
+                           "answering.\n\n"},
+    [PROTO_EFFORT_MAX] =
+        {"effort_max.txt", "53fb31b8392ec5b4a926481943efc67636748f137c1a49d493a7af4d4fa55d2c",
+         "Think as long as it takes: split the problem into its smallest parts, follow every alternative to its end, "
+         "confirm the "
+         "result in at least two independent ways, and look for mistakes until none is left before answering.\n\n"},
+    [PROTO_RESPONSE] = {"response_format_heading.txt",
+                        "5200f58413f49f3957c43beddbc97bead023232cb5934fad0c1997c30c139112",
+                        "## Response Format\n\nReply with JSON that fits this schema and nothing else:\n"},
 };
 
 const char *protocol_file(enum protocol_part which) { return parts[which].file; }
@@ -124,7 +125,8 @@ static int choose_dir(protocol *p, const char *dir, const char *model_path, ds4_
     char path[4096];
     if (dir) {
         if (!is_dir(dir))
-            return ds4_fail(e, DS4_EIO, "%s: not a folder (it should hold the protocol texts, e.g. %s)", dir, parts[0].file);
+            return ds4_fail(e, DS4_EIO, "%s: not a folder (it should hold the protocol texts, e.g. %s)", dir,
+                            parts[0].file);
     } else if (model_path) {
         const char *slash = strrchr(model_path, '/');
         int k = snprintf(path, sizeof path, "%.*sprotocol", slash ? (int)(slash - model_path + 1) : 0, model_path);
@@ -147,7 +149,8 @@ int protocol_load(protocol *p, const char *dir, const char *model_path, ds4_err 
     return rc;
 }
 
-/* Appends ", name" for every part of this origin. An effort_low.txt that is absent says nothing: its official text is empty. */
+/* Appends ", name" for every part of this origin. An effort_low.txt that is absent says nothing: its official text is
+ * empty. */
 static int list(const protocol *p, enum protocol_origin origin, char *out, size_t size)
 {
     size_t n = 0;

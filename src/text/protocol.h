@@ -1,9 +1,9 @@
 /* protocol.h: the fixed texts that DeepSeek-V4 was trained to see around tools, reasoning effort and response formats.
  *
- * They are not part of this program. They are read from a folder: files tools_prefix.txt, tools_suffix.txt, effort_low.txt,
- * effort_high.txt, effort_max.txt, response_format_heading.txt. Each is compared with the SHA-256 of the official text. A text
- * that is missing is replaced by a short wording of our own with the same function; the model follows it, but was
- * not trained on it. */
+ * They are not part of this program. They are read from a folder: files tools_prefix.txt, tools_suffix.txt,
+ * effort_low.txt, effort_high.txt, effort_max.txt, response_format_heading.txt. Each is compared with the SHA-256 of
+ * the official text. A text that is missing is replaced by a short wording of our own with the same function; the model
+ * follows it, but was not trained on it. */
 #ifndef DS4_TEXT_PROTOCOL_H
 #define DS4_TEXT_PROTOCOL_H
 
@@ -35,14 +35,14 @@ typedef struct protocol {
     char *dir; /* the folder that was read; NULL if none was found */
 } protocol;
 
-/* Loads the texts. dir != NULL: that folder, and it is an error if it is none. Else the folder `protocol` beside model_path, if
- * model_path is given and the folder exists; else our own wording. A file that is unreadable, over 64 KiB or not
- * UTF-8 is an error (DS4_EIO, DS4_EFORMAT); a missing file is not. */
+/* Loads the texts. dir != NULL: that folder, and it is an error if it is none. Else the folder `protocol` beside
+ * model_path, if model_path is given and the folder exists; else our own wording. A file that is unreadable, over 64
+ * KiB or not UTF-8 is an error (DS4_EIO, DS4_EFORMAT); a missing file is not. */
 int protocol_load(protocol *p, const char *dir, const char *model_path, ds4_err *e);
 void protocol_free(protocol *p);
 
-/* One line for the caller to print once, in out (terminated, cut at size); returns false (and an empty line) if every text is
- * official and there is nothing to say. */
+/* One line for the caller to print once, in out (terminated, cut at size); returns false (and an empty line) if every
+ * text is official and there is nothing to say. */
 bool protocol_notice(const protocol *p, char *out, size_t size);
 
 /* File name of a part, e.g. "tools_prefix.txt". */

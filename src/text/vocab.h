@@ -1,8 +1,9 @@
 /* vocab.h: the vocabulary of a model file: token bytes, merges, special tokens.
  *
- * In a GGUF file ordinary tokens and merges are written in GPT-2's printable alphabet (every byte is one visible character);
- * special and user-defined tokens are literal text; tokenizer.ggml.token_type tells which is which. Here all tokens are raw bytes.
- * A vocab owns its memory (the gguf may be closed) and never changes after loading: threads may share it. */
+ * In a GGUF file ordinary tokens and merges are written in GPT-2's printable alphabet (every byte is one visible
+ * character); special and user-defined tokens are literal text; tokenizer.ggml.token_type tells which is which. Here
+ * all tokens are raw bytes. A vocab owns its memory (the gguf may be closed) and never changes after loading: threads
+ * may share it. */
 #ifndef DS4_TEXT_VOCAB_H
 #define DS4_TEXT_VOCAB_H
 
@@ -23,13 +24,14 @@ enum vocab_special {
     SP_COUNT
 };
 
-enum vocab_type { VOCAB_NORMAL = 1, VOCAB_CONTROL = 3, VOCAB_USER = 4, VOCAB_UNUSED = 5 }; /* GGUF token types we accept */
+/* The GGUF token types that we accept. */
+enum vocab_type { VOCAB_NORMAL = 1, VOCAB_CONTROL = 3, VOCAB_USER = 4, VOCAB_UNUSED = 5 };
 
 typedef struct vocab vocab;
 
-/* Reads and checks the tokenizer.ggml.* keys: model must be gpt2, every token and merge well-formed and unique, all 256 bytes
- * and the required specials present, bos/eos ids those of the texts. `want` > 0: the number of rows the model has;
- * another token count is an error. Errors name the file, the key and the entry. */
+/* Reads and checks the tokenizer.ggml.* keys: model must be gpt2, every token and merge well-formed and unique, all 256
+ * bytes and the required specials present, bos/eos ids those of the texts. `want` > 0: the number of rows the model
+ * has; another token count is an error. Errors name the file, the key and the entry. */
 int vocab_load(vocab **out, const gguf *g, uint32_t want, ds4_err *e);
 void vocab_free(vocab *v); /* NULL is fine */
 

@@ -10,7 +10,8 @@
 #define KEY_TYPES "tokenizer.ggml.token_type"
 #define KEY_MERGES "tokenizer.ggml.merges"
 
-/* GPT-2's printable alphabet: printable Latin-1 bytes stand for themselves, the other 68 are U+0100 upward in byte order. */
+/* GPT-2's printable alphabet: printable Latin-1 bytes stand for themselves, the other 68 are U+0100 upward in byte
+ * order. */
 static void make_unmap(int16_t unmap[0x144])
 {
     int next = 0x100;
@@ -22,7 +23,8 @@ static void make_unmap(int16_t unmap[0x144])
     }
 }
 
-/* Raw bytes of mapped text into out (room for s.n bytes). Returns their number, or -1 if s has a character outside the alphabet. */
+/* Raw bytes of mapped text into out (room for s.n bytes). Returns their number, or -1 if s has a character outside the
+ * alphabet. */
 static ptrdiff_t unmap_text(const int16_t unmap[0x144], gguf_str s, char *out)
 {
     size_t n = 0, i = 0;
@@ -71,8 +73,8 @@ static int find_array(const gguf *g, const char *key, bool strings, const gguf_k
         return ds4_fail(e, DS4_EFORMAT, "%s: no key %s: the file carries no vocabulary", gguf_path(g), key);
     bool is_int = kv->elem != GGUF_STR && kv->elem != GGUF_ARR && kv->elem != GGUF_F32 && kv->elem != GGUF_F64;
     if (kv->type != GGUF_ARR || (strings ? kv->elem != GGUF_STR : !is_int))
-        return ds4_fail(e, DS4_EFORMAT, "%s: %s must be an array of %s, found value type %u, element type %u", gguf_path(g), key,
-                        strings ? "strings" : "integers", kv->type, kv->elem);
+        return ds4_fail(e, DS4_EFORMAT, "%s: %s must be an array of %s, found value type %u, element type %u",
+                        gguf_path(g), key, strings ? "strings" : "integers", kv->type, kv->elem);
     *out = kv;
     return 0;
 }
@@ -83,8 +85,8 @@ static int check_counts(const gguf *g, uint32_t want, const gguf_kv *tokens, con
         return ds4_fail(e, DS4_EFORMAT, "%s: %s has %llu entries, expected 1 to %u", gguf_path(g), KEY_TOKENS,
                         (unsigned long long)tokens->count, MAX_TOKENS);
     if (want && tokens->count != want)
-        return ds4_fail(e, DS4_EMODEL, "%s: %s has %llu entries, but the model has %u vocabulary rows", gguf_path(g), KEY_TOKENS,
-                        (unsigned long long)tokens->count, want);
+        return ds4_fail(e, DS4_EMODEL, "%s: %s has %llu entries, but the model has %u vocabulary rows", gguf_path(g),
+                        KEY_TOKENS, (unsigned long long)tokens->count, want);
     if (types->count != tokens->count)
         return ds4_fail(e, DS4_EFORMAT, "%s: %s has %llu entries, but %s has %llu", gguf_path(g), KEY_TYPES,
                         (unsigned long long)types->count, KEY_TOKENS, (unsigned long long)tokens->count);
@@ -96,7 +98,8 @@ static int read_types(vocab *v, const gguf *g, const gguf_kv *types, ds4_err *e)
     for (uint32_t i = 0; i < v->n; i++) {
         int64_t t = gguf_arr_int(types, i);
         if (t != VOCAB_NORMAL && t != VOCAB_CONTROL && t != VOCAB_USER && t != VOCAB_UNUSED)
-            return ds4_fail(e, DS4_EFORMAT, "%s: %s[%u] is %lld, expected 1 (normal), 3 (control), 4 (user-defined) or 5 (unused)",
+            return ds4_fail(e, DS4_EFORMAT,
+                            "%s: %s[%u] is %lld, expected 1 (normal), 3 (control), 4 (user-defined) or 5 (unused)",
                             gguf_path(g), KEY_TYPES, i, (long long)t);
         v->type[i] = (uint8_t)t;
     }
@@ -116,7 +119,8 @@ static int read_tokens(vocab *v, const gguf *g, const gguf_kv *tokens, const int
         if (v->type[i] == VOCAB_NORMAL) {
             ptrdiff_t k = unmap_text(unmap, s, v->blob + used);
             if (k < 0)
-                return ds4_fail(e, DS4_EFORMAT, "%s: %s[%u] = \"%.*s\" has a character outside the byte alphabet (token type wrong?)",
+                return ds4_fail(e, DS4_EFORMAT,
+                                "%s: %s[%u] = \"%.*s\" has a character outside the byte alphabet (token type wrong?)",
                                 gguf_path(g), KEY_TOKENS, i, (int)(s.n < 60 ? s.n : 60), s.p);
             used += (size_t)k;
         } else {
@@ -147,7 +151,8 @@ static int index_tokens(vocab *v, const gguf *g, ds4_err *e)
         char c = (char)b;
         v->byte_id[b] = vocab_table_find(v, &v->plain, &c, 1);
         if (v->byte_id[b] < 0)
-            return ds4_fail(e, DS4_EFORMAT, "%s: %s has no token for the single byte 0x%02x", gguf_path(g), KEY_TOKENS, b);
+            return ds4_fail(e, DS4_EFORMAT, "%s: %s has no token for the single byte 0x%02x", gguf_path(g), KEY_TOKENS,
+                            b);
     }
     return 0;
 }
@@ -188,7 +193,8 @@ static int grow_tree(vocab *v, const gguf *g, ds4_err *e)
             continue;
         total += v->start[i + 1] - v->start[i];
         if (total > (1u << 22))
-            return ds4_fail(e, DS4_EFORMAT, "%s: the added tokens of %s are over 4 MiB of text", gguf_path(g), KEY_TOKENS);
+            return ds4_fail(e, DS4_EFORMAT, "%s: the added tokens of %s are over 4 MiB of text", gguf_path(g),
+                            KEY_TOKENS);
         int32_t node = 0;
         for (size_t k = v->start[i]; k < v->start[i + 1]; k++)
             if ((node = tree_child(v, node, (uint8_t)v->blob[k])) < 0)
@@ -257,8 +263,8 @@ static int check_id(const vocab *v, const gguf *g, const char *key, enum vocab_s
     if (rc)
         return rc;
     if (id != (uint32_t)v->special[which])
-        return ds4_fail(e, DS4_EFORMAT, "%s: %s is %u, but \"%s\" is token %d", gguf_path(g), key, id, vocab_special_text(which),
-                        v->special[which]);
+        return ds4_fail(e, DS4_EFORMAT, "%s: %s is %u, but \"%s\" is token %d", gguf_path(g), key, id,
+                        vocab_special_text(which), v->special[which]);
     return 0;
 }
 
@@ -270,9 +276,10 @@ static int find_specials(vocab *v, const gguf *g, ds4_err *e)
         if (v->special[i] >= 0 || i >= SP_REQUIRED)
             continue;
         if (vocab_find_plain(v, text, strlen(text)) >= 0)
-            return ds4_fail(e, DS4_EFORMAT, "%s: \"%s\" is an ordinary token; %s must mark it control or user-defined", gguf_path(g),
-                            text, KEY_TYPES);
-        return ds4_fail(e, DS4_EMODEL, "%s: %s lacks \"%s\": not the vocabulary of a DeepSeek-V4 model", gguf_path(g), KEY_TOKENS, text);
+            return ds4_fail(e, DS4_EFORMAT, "%s: \"%s\" is an ordinary token; %s must mark it control or user-defined",
+                            gguf_path(g), text, KEY_TYPES);
+        return ds4_fail(e, DS4_EMODEL, "%s: %s lacks \"%s\": not the vocabulary of a DeepSeek-V4 model", gguf_path(g),
+                        KEY_TOKENS, text);
     }
     int rc = check_id(v, g, "tokenizer.ggml.bos_token_id", SP_BOS, e);
     return rc ? rc : check_id(v, g, "tokenizer.ggml.eos_token_id", SP_EOS, e);
@@ -283,8 +290,8 @@ static int check_model(const gguf *g, ds4_err *e)
     gguf_str s;
     int rc = gguf_get_str(g, "tokenizer.ggml.model", true, &s, e);
     if (!rc && (s.n != 4 || memcmp(s.p, "gpt2", 4)))
-        return ds4_fail(e, DS4_EMODEL, "%s: tokenizer.ggml.model is \"%.*s\", expected \"gpt2\" (byte-level BPE)", gguf_path(g),
-                        (int)(s.n < 60 ? s.n : 60), s.p);
+        return ds4_fail(e, DS4_EMODEL, "%s: tokenizer.ggml.model is \"%.*s\", expected \"gpt2\" (byte-level BPE)",
+                        gguf_path(g), (int)(s.n < 60 ? s.n : 60), s.p);
     return rc;
 }
 

@@ -36,7 +36,8 @@ static void content_forms(void **state)
     (void)state;
     expect("[{\"role\":\"user\",\"content\":\"a\"}]", BOS USER "a" END);
     expect("{\"messages\":[{\"role\":\"user\",\"content\":null},{\"role\":\"user\"}]}", BOS USER "\n\n" END);
-    expect("[{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"a\"},\"b\",{\"type\":\"image_url\",\"image_url\":{}}]}]",
+    expect("[{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"a\"},\"b\",{\"type\":\"image_url\",\"image_"
+           "url\":{}}]}]",
            BOS USER "a\n\nb\n\n[Unsupported image_url]" END);
     expect("[{\"role\":\"tool\",\"tool_call_id\":\"x\",\"content\":[{\"type\":\"text\",\"text\":\"r\"}]}]",
            BOS USER "<tool_result>r</tool_result>" END);
@@ -46,28 +47,35 @@ static void options_of_the_document(void **state)
 {
     (void)state;
     char want[1024];
-    expect("{\"messages\":[{\"role\":\"user\",\"content\":\"a\"}],\"thinking_mode\":\"chat\"}", BOS USER "a<｜Assistant｜></think>");
-    expect("{\"messages\":[{\"role\":\"user\",\"content\":\"a\"}],\"reasoning_effort\":\"none\"}", BOS USER "a<｜Assistant｜></think>");
+    expect("{\"messages\":[{\"role\":\"user\",\"content\":\"a\"}],\"thinking_mode\":\"chat\"}",
+           BOS USER "a<｜Assistant｜></think>");
+    expect("{\"messages\":[{\"role\":\"user\",\"content\":\"a\"}],\"reasoning_effort\":\"none\"}",
+           BOS USER "a<｜Assistant｜></think>");
     snprintf(want, sizeof want, BOS "%s" USER "a" END, proto.text[PROTO_EFFORT_MAX]);
     expect("{\"messages\":[{\"role\":\"user\",\"content\":\"a\"}],\"reasoning_effort\":\"100\"}", want);
     expect("{\"messages\":[{\"role\":\"user\",\"content\":\"a\"}],\"reasoning_effort\":95}", want);
     snprintf(want, sizeof want, BOS "%s" USER "a" END, proto.text[PROTO_EFFORT_HIGH]);
-    expect("{\"messages\":[{\"role\":\"user\",\"content\":\"a\"}],\"reasoning_effort\":\"max\",\"release\":\"preview\"}", want);
-    expect("{\"messages\":[{\"role\":\"user\",\"content\":\"a\"}],\"reasoning_effort\":null,\"drop_thinking\":false}", BOS USER "a" END);
+    expect(
+        "{\"messages\":[{\"role\":\"user\",\"content\":\"a\"}],\"reasoning_effort\":\"max\",\"release\":\"preview\"}",
+        want);
+    expect("{\"messages\":[{\"role\":\"user\",\"content\":\"a\"}],\"reasoning_effort\":null,\"drop_thinking\":false}",
+           BOS USER "a" END);
 }
 
 static void arguments_keep_order_types_and_bytes(void **state)
 {
     (void)state;
-    expect("[{\"role\":\"user\",\"content\":\"q\"},{\"role\":\"assistant\",\"content\":null,\"reasoning_content\":\"r\",\"tool_calls\":"
+    expect("[{\"role\":\"user\",\"content\":\"q\"},{\"role\":\"assistant\",\"content\":null,\"reasoning_content\":"
+           "\"r\",\"tool_calls\":"
            "[{\"id\":\"1\",\"function\":{\"name\":\"f\",\"arguments\":"
-           "\"{\\\"z\\\": \\\"&lt;</think>\\\\n\\\", \\\"a\\\": 1e5, \\\"n\\\": 18446744073709551615, \\\"o\\\": {\\\"k\\\":[true,null]}}\"}}]}]",
+           "\"{\\\"z\\\": \\\"&lt;</think>\\\\n\\\", \\\"a\\\": 1e5, \\\"n\\\": 18446744073709551615, \\\"o\\\": "
+           "{\\\"k\\\":[true,null]}}\"}}]}]",
            BOS USER "q" END "r</think>\n\n<｜DSML｜tool_calls>\n<｜DSML｜invoke name=\"f\">\n"
-           "<｜DSML｜parameter name=\"z\" string=\"true\">&lt;</think>\n</｜DSML｜parameter>\n"
-           "<｜DSML｜parameter name=\"a\" string=\"false\">100000.0</｜DSML｜parameter>\n"
-           "<｜DSML｜parameter name=\"n\" string=\"false\">18446744073709551615</｜DSML｜parameter>\n"
-           "<｜DSML｜parameter name=\"o\" string=\"false\">{\"k\": [true, null]}</｜DSML｜parameter>\n"
-           "</｜DSML｜invoke>\n</｜DSML｜tool_calls>" EOS);
+                    "<｜DSML｜parameter name=\"z\" string=\"true\">&lt;</think>\n</｜DSML｜parameter>\n"
+                    "<｜DSML｜parameter name=\"a\" string=\"false\">100000.0</｜DSML｜parameter>\n"
+                    "<｜DSML｜parameter name=\"n\" string=\"false\">18446744073709551615</｜DSML｜parameter>\n"
+                    "<｜DSML｜parameter name=\"o\" string=\"false\">{\"k\": [true, null]}</｜DSML｜parameter>\n"
+                    "</｜DSML｜invoke>\n</｜DSML｜tool_calls>" EOS);
 }
 
 static void arguments_that_are_no_object_become_one_parameter(void **state)
@@ -76,10 +84,15 @@ static void arguments_that_are_no_object_become_one_parameter(void **state)
     static const char *const raw[][2] = {{"{oops", "{oops"}, {"[1]", "[1]"}, {"", ""}, {"5", "5"}};
     for (size_t i = 0; i < sizeof raw / sizeof raw[0]; i++) {
         char json[512], want[512];
-        snprintf(json, sizeof json, "[{\"role\":\"assistant\",\"tool_calls\":[{\"function\":{\"name\":\"f\",\"arguments\":\"%s\"}}]}]",
+        snprintf(json, sizeof json,
+                 "[{\"role\":\"assistant\",\"tool_calls\":[{\"function\":{\"name\":\"f\",\"arguments\":\"%s\"}}]}]",
                  raw[i][0]);
-        snprintf(want, sizeof want, BOS "</think>\n\n<｜DSML｜tool_calls>\n<｜DSML｜invoke name=\"f\">\n<｜DSML｜parameter "
-                 "name=\"arguments\" string=\"true\">%s</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜tool_calls>" EOS, raw[i][1]);
+        snprintf(
+            want, sizeof want,
+            BOS
+            "</think>\n\n<｜DSML｜tool_calls>\n<｜DSML｜invoke name=\"f\">\n<｜DSML｜parameter "
+            "name=\"arguments\" string=\"true\">%s</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜tool_calls>" EOS,
+            raw[i][1]);
         expect(json, want);
     }
 }
@@ -88,13 +101,16 @@ static void tools_at_the_top_go_to_the_system_message(void **state)
 {
     (void)state;
     char want[4096];
-    snprintf(want, sizeof want, BOS "s\n\n%s{\"name\": \"f\"}\n{\"name\": \"g\"}%s" USER "a" END, proto.text[PROTO_TOOLS_PREFIX],
-             proto.text[PROTO_TOOLS_SUFFIX]);
-    expect("{\"tools\":[{\"name\":\"g\"}],\"messages\":[{\"role\":\"system\",\"content\":\"s\",\"tools\":[{\"type\":\"function\","
-           "\"function\":{\"name\":\"f\"}}]},{\"role\":\"user\",\"content\":\"a\"}]}", want);
+    snprintf(want, sizeof want, BOS "s\n\n%s{\"name\": \"f\"}\n{\"name\": \"g\"}%s" USER "a" END,
+             proto.text[PROTO_TOOLS_PREFIX], proto.text[PROTO_TOOLS_SUFFIX]);
+    expect("{\"tools\":[{\"name\":\"g\"}],\"messages\":[{\"role\":\"system\",\"content\":\"s\",\"tools\":[{\"type\":"
+           "\"function\","
+           "\"function\":{\"name\":\"f\"}}]},{\"role\":\"user\",\"content\":\"a\"}]}",
+           want);
     snprintf(want, sizeof want, BOS "\n\n%s{\"name\": \"f\"}%s" USER "a" END, proto.text[PROTO_TOOLS_PREFIX],
              proto.text[PROTO_TOOLS_SUFFIX]);
-    expect("{\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\"}}],\"messages\":[{\"role\":\"user\",\"content\":\"a\"}]}",
+    expect("{\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\"}}],\"messages\":[{\"role\":\"user\","
+           "\"content\":\"a\"}]}",
            want);
     expect("{\"tools\":[],\"messages\":[{\"role\":\"user\",\"content\":\"a\"}]}", BOS USER "a" END);
 }
@@ -104,14 +120,17 @@ static void response_formats_of_the_request(void **state)
     (void)state;
     char want[4096];
     snprintf(want, sizeof want, BOS "\n\n%s{\"type\": \"object\"}" USER "a" END, proto.text[PROTO_RESPONSE]);
-    static const char *const form[] = {"{\"type\":\"json_object\"}", "{\"type\":\"object\"}",
-                                       "{\"type\":\"json_schema\",\"json_schema\":{\"name\":\"n\",\"schema\":{\"type\":\"object\"}}}"};
+    static const char *const form[] = {
+        "{\"type\":\"json_object\"}", "{\"type\":\"object\"}",
+        "{\"type\":\"json_schema\",\"json_schema\":{\"name\":\"n\",\"schema\":{\"type\":\"object\"}}}"};
     for (size_t i = 0; i < 3; i++) {
         char json[512];
-        snprintf(json, sizeof json, "{\"response_format\":%s,\"messages\":[{\"role\":\"user\",\"content\":\"a\"}]}", form[i]);
+        snprintf(json, sizeof json, "{\"response_format\":%s,\"messages\":[{\"role\":\"user\",\"content\":\"a\"}]}",
+                 form[i]);
         expect(json, want);
     }
-    expect("{\"response_format\":{\"type\":\"text\"},\"messages\":[{\"role\":\"user\",\"content\":\"a\"}]}", BOS USER "a" END);
+    expect("{\"response_format\":{\"type\":\"text\"},\"messages\":[{\"role\":\"user\",\"content\":\"a\"}]}",
+           BOS USER "a" END);
 }
 
 static void errors_name_the_member(void **state)
@@ -193,11 +212,14 @@ static void files_render_and_their_errors_name_them(void **state)
 static void mutated_documents_never_crash(void **state)
 {
     (void)state;
-    static const char base[] =
-        "{\"messages\":[{\"role\":\"system\",\"content\":\"s\",\"tools\":[{\"function\":{\"name\":\"f\",\"x\":1.5}}]},{\"role\":\"user\","
-        "\"content\":[{\"type\":\"text\",\"text\":\"t\"}]},{\"role\":\"assistant\",\"reasoning_content\":\"r\",\"tool_calls\":[{\"id\":\"1\","
-        "\"function\":{\"name\":\"f\",\"arguments\":\"{\\\"a\\\":[1]}\"}}]},{\"role\":\"tool\",\"tool_call_id\":\"1\",\"content\":\"c\"},"
-        "{\"role\":\"tool\",\"content\":\"d\"}],\"release\":\"0731\",\"reasoning_effort\":\"high\",\"response_format\":{\"type\":\"x\"}}";
+    static const char base[] = "{\"messages\":[{\"role\":\"system\",\"content\":\"s\",\"tools\":[{\"function\":{"
+                               "\"name\":\"f\",\"x\":1.5}}]},{\"role\":\"user\","
+                               "\"content\":[{\"type\":\"text\",\"text\":\"t\"}]},{\"role\":\"assistant\",\"reasoning_"
+                               "content\":\"r\",\"tool_calls\":[{\"id\":\"1\","
+                               "\"function\":{\"name\":\"f\",\"arguments\":\"{\\\"a\\\":[1]}\"}}]},{\"role\":\"tool\","
+                               "\"tool_call_id\":\"1\",\"content\":\"c\"},"
+                               "{\"role\":\"tool\",\"content\":\"d\"}],\"release\":\"0731\",\"reasoning_effort\":"
+                               "\"high\",\"response_format\":{\"type\":\"x\"}}";
     uint64_t seed = 5;
     chat_opts o = defaults_with(&proto);
     size_t rendered = 0;

@@ -72,8 +72,9 @@ static void official_example_conversations(void **state)
 static int fuzz_case(const json_t *one, size_t i, bool preview)
 {
     char name[64];
-    json_t *doc = json_pack("{s:O,s:O,s:O}", "messages", json_object_get(one, "messages"), "thinking_mode",
-                            json_object_get(one, "thinking_mode"), "drop_thinking", json_object_get(one, "drop_thinking"));
+    json_t *doc =
+        json_pack("{s:O,s:O,s:O}", "messages", json_object_get(one, "messages"), "thinking_mode",
+                  json_object_get(one, "thinking_mode"), "drop_thinking", json_object_get(one, "drop_thinking"));
     if (json_is_string(json_object_get(one, "effort_prefix"))) {
         assert_string_equal(json_string_value(json_object_get(one, "effort_prefix")), "A");
         json_object_set_new(doc, "reasoning_effort", json_string(preview ? "max" : "high"));

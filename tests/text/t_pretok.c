@@ -75,12 +75,15 @@ static void compile(pcre2_code *re[3])
     }
 }
 
-/* Characters that meet every rule: ASCII of all kinds, separators, marks, other digits, CJK borders, symbols, control, unassigned. */
+/* Characters that meet every rule: ASCII of all kinds, separators, marks, other digits, CJK borders, symbols, control,
+ * unassigned. */
 static const uint32_t odd[] = {
-    ' ', ' ', ' ', '\n', '\n', '\r', '\t', 'a', 'b', 'Z', '1', '2', '3', '.', '!', '\'', '<', '_', '$', 0, 1, 0x7F, 0x85, 0xA0, 0xAD, 0xE9,
-    0x301, 0x660, 0x661, 0xBD, 0x2160, 0x3007, 0x3000, 0x2003, 0x2028, 0x200B, 0x200D, 0x3040, 0x3042, 0x309F, 0x30A0, 0x30FB, 0x30FF,
-    0x3100, 0x4DFF, 0x4E00, 0x9FA5, 0x9FA6, 0xAC00, 0x20AC, 0x2264, 0x2014, 0xFF5C, 0x2581, 0x1F642, 0x1F468, 0xFE0F, 0xE0100, 0x378,
-    0xE000, 0xFFFF, 0x10FFFF, 0x10FFFD, 0x20000, 0x0410, 0x05D0, 0x0627, 0x0903, 0x1D7CE, 0x1E900, 0xFEFF, 0x303F,
+    ' ',    ' ',      ' ',      '\n',    '\n',   '\r',   '\t',    'a',     'b',     'Z',     '1',    '2',
+    '3',    '.',      '!',      '\'',    '<',    '_',    '$',     0,       1,       0x7F,    0x85,   0xA0,
+    0xAD,   0xE9,     0x301,    0x660,   0x661,  0xBD,   0x2160,  0x3007,  0x3000,  0x2003,  0x2028, 0x200B,
+    0x200D, 0x3040,   0x3042,   0x309F,  0x30A0, 0x30FB, 0x30FF,  0x3100,  0x4DFF,  0x4E00,  0x9FA5, 0x9FA6,
+    0xAC00, 0x20AC,   0x2264,   0x2014,  0xFF5C, 0x2581, 0x1F642, 0x1F468, 0xFE0F,  0xE0100, 0x378,  0xE000,
+    0xFFFF, 0x10FFFF, 0x10FFFD, 0x20000, 0x0410, 0x05D0, 0x0627,  0x0903,  0x1D7CE, 0x1E900, 0xFEFF, 0x303F,
 };
 
 static void random_text_splits_as_the_regular_expressions_say(void **state)
@@ -106,7 +109,8 @@ static void random_text_splits_as_the_regular_expressions_say(void **state)
     pretok_free(p);
 }
 
-/* Every code point by itself and between letters, digits, spaces: the category table agrees with PCRE2 on all of Unicode. */
+/* Every code point by itself and between letters, digits, spaces: the category table agrees with PCRE2 on all of
+ * Unicode. */
 static void every_code_point_has_the_class_that_pcre2_gives(void **state)
 {
     (void)state;
@@ -165,7 +169,8 @@ static double seconds(void)
 static void megabytes_of_one_kind_take_linear_time(void **state)
 {
     (void)state;
-    static const char *const unit[] = {" ", "a", "1", "\n", " \n", "!", "\xff", "\xe4", "\xe4\xb8\x80", "\x01", "\n ", "\xcc\x81", " x", "\t!"};
+    static const char *const unit[] = {" ",    "a",   "1",        "\n", " \n", "!", "\xff", "\xe4", "\xe4\xb8\x80",
+                                       "\x01", "\n ", "\xcc\x81", " x", "\t!"};
     const size_t n = 4u << 20;
     pretok *p;
     char *text = malloc(n);

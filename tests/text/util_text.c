@@ -3,7 +3,8 @@
 #include "text/utf8.h"
 
 static const char *const tiny_merges[] = {
-    "a b", "Ġ ab", "ab c", "Ġ Ġ", "l o", "h e", "he l", "hel lo", "a a", "aa aa", "Ã ©", "ð Ł", "ðŁ Ļ", "Ġ w", "o r", "Ċ Ċ", "t h",
+    "a b",   "Ġ ab", "ab c", "Ġ Ġ",  "l o", "h e", "he l", "hel lo", "a a",
+    "aa aa", "Ã ©",  "ð Ł",  "ðŁ Ļ", "Ġ w", "o r", "Ċ Ċ",  "t h",
 };
 
 void put_raw(bytes *b, const void *p, size_t n)
