@@ -12,12 +12,15 @@ enum { TILE = CPU_TILE };
 static inline void transpose(const char *p, size_t step, __m512i out[8])
 {
     __m512i a[8], b[8];
+    UNROLL
     for (size_t i = 0; i < 8; i++)
         a[i] = _mm512_inserti64x4(_mm512_castsi256_si512(load32(p + i * step)), load32(p + (i + 8) * step), 1);
+    UNROLL
     for (int i = 0; i < 8; i += 2) {
         b[i] = _mm512_unpacklo_epi32(a[i], a[i + 1]);
         b[i + 1] = _mm512_unpackhi_epi32(a[i], a[i + 1]);
     }
+    UNROLL
     for (int i = 0; i < 8; i += 4) { /* a[i + q]: column q in lanes 0 and 2, column q + 4 in lanes 1 and 3; rows i.. and i + 8.. */
         a[i] = _mm512_unpacklo_epi64(b[i], b[i + 2]);
         a[i + 1] = _mm512_unpackhi_epi64(b[i], b[i + 2]);
@@ -25,6 +28,7 @@ static inline void transpose(const char *p, size_t step, __m512i out[8])
         a[i + 3] = _mm512_unpackhi_epi64(b[i + 1], b[i + 3]);
     }
     const __m512i even = _mm512_setr_epi64(0, 1, 8, 9, 4, 5, 12, 13), odd = _mm512_setr_epi64(2, 3, 10, 11, 6, 7, 14, 15);
+    UNROLL
     for (int q = 0; q < 4; q++) {
         out[q] = _mm512_permutex2var_epi64(a[q], even, a[q + 4]);
         out[q + 4] = _mm512_permutex2var_epi64(a[q], odd, a[q + 4]);
@@ -41,6 +45,7 @@ static inline __m512i broadcast4(const void *p)
 /* start + sum over 4 * steps bytes of u (transposed) times x */
 static inline __m512i tile_sum(__m512i start, const __m512i *u, const int8_t *x, int steps)
 {
+    UNROLL
     for (int g = 0; g < steps; g++)
         start = _mm512_dpbusd_epi32(start, u[g], broadcast4(x + 4 * g));
     return start;
@@ -57,6 +62,7 @@ typedef struct tile32 {
 static inline __m512 tile_halves(const char *p, size_t step)
 {
     uint16_t h[TILE];
+    UNROLL
     for (size_t r = 0; r < TILE; r++)
         h[r] = half_at(p + r * step);
     return _mm512_cvtph_ps(load32(h));
@@ -65,6 +71,7 @@ static inline __m512 tile_halves(const char *p, size_t step)
 static inline void tile_q8_0(const char *p, size_t step, tile32 *o) /* offset 128 */
 {
     transpose(p + 2, step, o->u);
+    UNROLL
     for (int g = 0; g < 8; g++)
         o->u[g] = _mm512_xor_si512(o->u[g], _mm512_set1_epi8(-128));
     o->d = tile_halves(p, step);
@@ -73,6 +80,7 @@ static inline void tile_q8_0(const char *p, size_t step, tile32 *o) /* offset 12
 static inline void tile_q4_0(const char *p, size_t step, tile32 *o) /* offset 8 */
 {
     __m256i u[TILE];
+    UNROLL
     for (size_t r = 0; r < TILE; r++)
         u[r] = nibbles(p + r * step + 2);
     transpose((const char *)u, 32, o->u);
@@ -83,6 +91,7 @@ static inline void tile_mxfp4(const char *p, size_t step, tile32 *o) /* offset 1
 {
     __m256i u[TILE];
     int32_t e[TILE];
+    UNROLL
     for (size_t r = 0; r < TILE; r++) {
         u[r] = mxfp4_codes(nibbles(p + r * step + 1));
         e[r] = (uint8_t)p[r * step];
@@ -143,6 +152,7 @@ typedef struct opened {
 
 static inline void keep(opened *t, int r, const block256 *o)
 {
+    UNROLL
     for (int j = 0; j < 8; j++)
         t->u[r][j] = o->u[j];
     __m128i even = _mm256_castsi256_si128(o->scale), odd = _mm256_extracti128_si256(o->scale, 1);
@@ -154,10 +164,12 @@ static inline void keep(opened *t, int r, const block256 *o)
 
 static inline void turn(const opened *t, tile256 *o)
 {
+    UNROLL
     for (int j = 0; j < 8; j++)
         transpose((const char *)&t->u[0][j], sizeof t->u[0], o->u[j]);
     transpose((const char *)t->low, 32, o->low);
     transpose((const char *)t->scale, 32, o->next);
+    UNROLL
     for (int j = 0; j < 8; j++) {
         o->first[j] = _mm512_srai_epi32(_mm512_slli_epi32(o->next[j], 16), 16);
         o->next[j] = _mm512_srai_epi32(o->next[j], 16);
@@ -170,6 +182,7 @@ static inline void turn(const opened *t, tile256 *o)
 static inline __m512i scaled_sum(const tile256 *o, const int8_t *x, bool per32)
 {
     __m512i sum = _mm512_setzero_si512(), none = _mm512_setzero_si512();
+    UNROLL
     for (int j = 0; j < 8; j++, x += 32) {
         __m512i a = tile_sum(none, o->u[j], x, 4), b = tile_sum(none, o->u[j] + 4, x + 16, 4);
         if (per32)
@@ -184,6 +197,7 @@ static inline __m512i scaled_sum(const tile256 *o, const int8_t *x, bool per32)
 static inline __m512i low_sum(const tile256 *o, const int16_t *sum16)
 {
     __m512i s = _mm512_setzero_si512();
+    UNROLL
     for (int g = 0; g < 8; g++)
         s = _mm512_dpwssd_epi32(s, o->low[g], broadcast4(sum16 + 2 * g));
     return s;
@@ -198,6 +212,7 @@ static inline __m512i low_sum(const tile256 *o, const int16_t *sum16)
         for (int64_t b = 0; b < a->n; b += 256, p += sizeof(quant_##fmt)) {                                                   \
             opened t;                                                                                                         \
             tile256 o;                                                                                                        \
+            UNROLL                                                                                                            \
             for (int r = 0; r < TILE; r++) {                                                                                  \
                 block256 one;                                                                                                 \
                 open_##fmt(p + (size_t)r * step, &one);                                                                       \

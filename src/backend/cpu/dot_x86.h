@@ -214,6 +214,7 @@ static inline __m256i sums_of(const __m256i s[8])
 static inline __m256i eight_sums(const eight *o, const int8_t *x, const int32_t *sum32, int offset)
 {
     __m256i s[8];
+    UNROLL
     for (int i = 0; i < 8; i++)
         s[i] = add4(_mm256_setzero_si256(), o->u[i], load32(x + 32 * i));
     return _mm256_sub_epi32(sums_of(s), _mm256_mullo_epi32(load32(sum32), _mm256_set1_epi32(offset)));
@@ -222,6 +223,7 @@ static inline __m256i eight_sums(const eight *o, const int8_t *x, const int32_t 
 static inline __m256i eight_sums_q8(const eight *o, const int8_t *x, const int32_t *sum32)
 {
     __m256i s[8];
+    UNROLL
     for (int i = 0; i < 8; i++)
         s[i] = signed_bytes(o->u[i], load32(x + 32 * i));
     return signed_sums(sums_of(s), load32(sum32));
@@ -263,6 +265,7 @@ DOT_32(mxfp4, eight_sums(&o, a->q + at, a->sum32 + at / 32, 12))
 /* Vector j: the scale of group 2j eight times, then that of group 2j + 1. */
 static inline void spread(__m256i even_then_odd, __m256i scale[8])
 {
+    UNROLL
     for (int j = 0; j < 8; j++)
         scale[j] = _mm256_shuffle_epi8(even_then_odd, _mm256_set1_epi16((short)(0x0100 + j * 0x0202)));
 }
@@ -282,6 +285,7 @@ static inline void spread(__m256i even_then_odd, __m256i scale[8])
                 int64_t at = rows[k] * a->padded + b;                                                                         \
                 const int8_t *x = a->q + at;                                                                                  \
                 __m256i s = _mm256_setzero_si256(), low = _mm256_madd_epi16(load32(a->sum16 + at / 16), o.low);               \
+                UNROLL                                                                                                        \
                 for (int j = 0; j < 8; j++)                                                                                   \
                     s = add2(s, _mm256_maddubs_epi16(o.u[j], load32(x + 32 * j)), scale[j]);                                  \
                 float dx = a->d[at / 256];                                                                                    \

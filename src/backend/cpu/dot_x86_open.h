@@ -10,6 +10,13 @@
 
 #include "file/quant.h"
 
+/* Loops over registers must be unrolled, or the registers become memory. */
+#if defined(__clang__)
+#define UNROLL _Pragma("clang loop unroll(full)")
+#else
+#define UNROLL _Pragma("GCC unroll 16")
+#endif
+
 static inline __m256i load32(const void *p) { return _mm256_loadu_si256((const __m256i *)p); }
 
 /* --- blocks of 32 with one scale, eight at a time --- */
@@ -42,6 +49,7 @@ static inline __m256 eight_halves(const char *p, int step)
 
 static inline void open_q8_0(const char *p, eight *o) /* signed */
 {
+    UNROLL
     for (int i = 0; i < 8; i++)
         o->u[i] = load32(p + 34 * i + 2);
     o->d = eight_halves(p, 34);
@@ -56,6 +64,7 @@ static inline __m256i nibbles(const void *p)
 
 static inline void open_q4_0(const char *p, eight *o) /* offset 8 */
 {
+    UNROLL
     for (int i = 0; i < 8; i++)
         o->u[i] = nibbles(p + 18 * i + 2);
     o->d = eight_halves(p, 18);
@@ -80,6 +89,7 @@ static inline __m256i mxfp4_codes(__m256i nibble)
 
 static inline void open_mxfp4(const char *p, eight *o) /* offset 12 */
 {
+    UNROLL
     for (int i = 0; i < 8; i++)
         o->u[i] = mxfp4_codes(nibbles(p + 17 * i + 1));
     o->d = half_e8m0(_mm256_setr_epi32(p[0] & 255, p[17] & 255, p[34] & 255, p[51] & 255, p[68] & 255, p[85] & 255,
@@ -105,6 +115,7 @@ static inline __m256i even_odd(__m128i bytes)
 static inline void two_bits(const uint8_t *q, __m256i u[8])
 {
     const __m256i three = _mm256_set1_epi8(3);
+    UNROLL
     for (int h = 0; h < 2; h++) {
         __m256i v = load32(q + 32 * h);
         u[4 * h] = _mm256_and_si256(v, three);
@@ -135,6 +146,7 @@ static inline void open_q3_k(const char *p, block256 *o) /* offset 4 */
     quant_unpack_q3_scales(k->scales, sc);
     two_bits(k->q, o->u);
     __m256i high = load32(k->hmask), s = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)sc));
+    UNROLL
     for (int j = 0; j < 8; j++) {
         __m256i bit = _mm256_set1_epi8((char)(1 << j)), set = _mm256_cmpeq_epi8(_mm256_and_si256(high, bit), bit);
         o->u[j] = _mm256_or_si256(o->u[j], _mm256_and_si256(set, _mm256_set1_epi8(4)));
@@ -160,6 +172,7 @@ static inline void k4_scales(block256 *o, const uint8_t packed[12])
 static inline void four_bits(const uint8_t *q, __m256i u[8])
 {
     const __m256i fifteen = _mm256_set1_epi8(15);
+    UNROLL
     for (int i = 0; i < 4; i++) {
         __m256i v = load32(q + 32 * i);
         u[2 * i] = _mm256_and_si256(v, fifteen);
@@ -181,6 +194,7 @@ static inline void open_q5_k(const char *p, block256 *o)
     const quant_q5_k *k = (const void *)p;
     __m256i high = load32(k->qh);
     four_bits(k->q, o->u);
+    UNROLL
     for (int j = 0; j < 8; j++) {
         __m256i bit = _mm256_set1_epi8((char)(1 << j)), set = _mm256_cmpeq_epi8(_mm256_and_si256(high, bit), bit);
         o->u[j] = _mm256_or_si256(o->u[j], _mm256_and_si256(set, _mm256_set1_epi8(16)));
@@ -194,6 +208,7 @@ static inline void open_q6_k(const char *p, block256 *o) /* offset 32 */
 {
     const quant_q6_k *k = (const void *)p;
     const __m256i fifteen = _mm256_set1_epi8(15), three = _mm256_set1_epi8(0x30);
+    UNROLL
     for (int h = 0; h < 2; h++) {
         __m256i a = load32(k->ql + 64 * h), b = load32(k->ql + 64 * h + 32), hi = load32(k->qh + 32 * h), *u = o->u + 4 * h;
         u[0] = _mm256_or_si256(_mm256_and_si256(a, fifteen), _mm256_and_si256(_mm256_slli_epi16(hi, 4), three));
@@ -230,6 +245,7 @@ static inline void open_iq2_xxs(const char *p, block256 *o) /* offset 43 */
     __m256i aux = _mm256_permute4x64_epi64(_mm256_castps_si256(_mm256_shuffle_ps(a, b, 0xdd)), 0xd8);
     uint32_t sign[8];
     _mm256_storeu_si256((__m256i *)sign, sign_masks(aux));
+    UNROLL
     for (int g = 0; g < 8; g++) {
         const uint8_t *i = q + 8 * g;
         __m256i grid = _mm256_set_epi64x((long long)quant_iq2xxs_grid[i[3]], (long long)quant_iq2xxs_grid[i[2]],
