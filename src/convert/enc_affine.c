@@ -124,8 +124,8 @@ static int count_multiples(const double *v, int n, int top, int n_fractions, dou
     return hits;
 }
 
-/* f16 step that makes the most of v[0..n) integers, 0 if there is none for at least two: a guess at the grid on which the
- * input may lie. n_fractions: how many of the fractions above a spacing may be wrong by. */
+/* f16 step that makes the most of v[0..n) integers, 0 if there is none for at least two: a guess at the grid on which
+ * the input may lie. n_fractions: how many of the fractions above a spacing may be wrong by. */
 static uint16_t grid_step(const double *v, int n, int top, int n_fractions)
 {
     int most = 1;

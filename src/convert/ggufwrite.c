@@ -1,19 +1,17 @@
 #include "convert/ggufwrite.h"
 
-#include <errno.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
+#include "base/fsio.h"
 #include "file/gguf.h"
 #include "file/quant.h"
 
 typedef struct grow { uint8_t *p; size_t n, cap; } grow;
 
 struct ggufw {
-    char *path, *temp;
-    FILE *f;
+    bool to_disk;
+    fsio_writer f;
     grow kv, dir;        /* serialised entries */
     uint64_t n_kv, arr_left; /* arr_left: elements the open array still lacks */
     uint64_t *sizes;     /* bytes of each tensor */
@@ -81,40 +79,33 @@ static void start_kv(ggufw *w, const char *key, uint32_t type)
 int ggufw_open(ggufw **out, const char *path, ds4_err *e)
 {
     ggufw *w = calloc(1, sizeof *w);
-    size_t n = path ? strlen(path) + 40 : 0;
-    if (!w || (path && (!(w->path = strdup(path)) || !(w->temp = malloc(n))))) {
-        ggufw_abort(w);
+    if (!w)
         return ds4_fail(e, DS4_ENOMEM, "out of memory opening %s", path ? path : "a dry run");
-    }
-    if (path) {
-        snprintf(w->temp, n, "%s.part-%ld", path, (long)getpid());
-        w->f = fopen(w->temp, "wbx");
-        if (!w->f) {
-            int rc = ds4_fail(e, DS4_EIO, "%s: cannot create: %s", w->temp, strerror(errno));
-            free(w->temp);
-            w->temp = NULL;
-            ggufw_abort(w);
-            return rc;
-        }
+    w->to_disk = path != NULL;
+    int rc = path ? fsio_begin(&w->f, path, e) : 0;
+    if (rc) {
+        free(w);
+        return rc;
     }
     *out = w;
     return 0;
+}
+
+static void release(ggufw *w)
+{
+    free(w->kv.p);
+    free(w->dir.p);
+    free(w->sizes);
+    free(w);
 }
 
 void ggufw_abort(ggufw *w)
 {
     if (!w)
         return;
-    if (w->f)
-        fclose(w->f);
-    if (w->temp)
-        unlink(w->temp);
-    free(w->temp);
-    free(w->path);
-    free(w->kv.p);
-    free(w->dir.p);
-    free(w->sizes);
-    free(w);
+    if (w->to_disk)
+        fsio_abort(&w->f);
+    release(w);
 }
 
 size_t ggufw_n_kv(const ggufw *w) { return w->n_kv; }
@@ -225,8 +216,8 @@ static void emit(ggufw *w, const void *p, size_t n)
 {
     if (w->err.code)
         return;
-    if (w->f && n && fwrite(p, 1, n, w->f) != n)
-        ds4_fail(&w->err, DS4_EIO, "%s: cannot write: %s", w->temp, strerror(errno));
+    if (w->to_disk && n && fsio_put(&w->f, p, n, &w->err))
+        return;
     w->written += n;
 }
 
@@ -283,23 +274,14 @@ int ggufw_close(ggufw *w, uint64_t *bytes, ds4_err *e)
 {
     if (!w->err.code && (!w->begun || w->cur != w->n_tensors))
         ds4_fail(&w->err, DS4_ESTATE, "GGUF file closed after %zu of %zu tensors", w->cur, w->n_tensors);
-    if (!w->err.code && w->f) {
-        bool ok = fflush(w->f) == 0 && fsync(fileno(w->f)) == 0;
-        int err = errno;
-        ok = fclose(w->f) == 0 && ok;
-        w->f = NULL;
-        if (!ok)
-            ds4_fail(&w->err, DS4_EIO, "%s: cannot write: %s", w->temp, strerror(err));
-        else if (rename(w->temp, w->path))
-            ds4_fail(&w->err, DS4_EIO, "%s: cannot rename to %s: %s", w->temp, w->path, strerror(errno));
-        else {
-            free(w->temp);
-            w->temp = NULL;
-        }
+    if (w->err.code) {
+        int rc = report(w, e);
+        ggufw_abort(w);
+        return rc;
     }
-    int rc = report(w, e);
+    int rc = w->to_disk ? fsio_commit(&w->f, e) : 0;
     if (!rc && bytes)
         *bytes = w->written;
-    ggufw_abort(w);
+    release(w);
     return rc;
 }

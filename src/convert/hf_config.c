@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "convert/hf.h"
-#include "convert/slurp.h"
+#include "base/fsio.h"
 
 /* fallback -1: required */
 typedef struct int_key { const char *key; size_t at; uint32_t lo, hi; int64_t fallback; } int_key;
@@ -195,7 +195,7 @@ int hf_read_config(hf_config *out, const char *path, ds4_err *e)
 {
     char *text;
     size_t len;
-    int rc = slurp(&text, &len, path, 16 << 20, e);
+    int rc = fsio_read(path, 16 << 20, &text, &len, e);
     if (rc)
         return rc;
     rc = hf_parse_config(out, text, len, path, e);

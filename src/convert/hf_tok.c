@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "convert/hf.h"
-#include "convert/slurp.h"
+#include "base/fsio.h"
 #include "file/gguf.h"
 
 enum { TOK_NORMAL = 1, TOK_CONTROL = 3, TOK_USER = 4 };
@@ -144,7 +144,7 @@ int hf_write_tokenizer(ggufw *w, const char *path, const hf_config *c, ds4_err *
     char *text;
     size_t len;
     json_error_t je;
-    int rc = slurp(&text, &len, path, 256 << 20, e);
+    int rc = fsio_read(path, 256 << 20, &text, &len, e);
     if (rc)
         return rc;
     json_t *root = json_loadb(text, len, JSON_REJECT_DUPLICATES, &je);

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "convert/slurp.h"
+#include "base/fsio.h"
 
 typedef struct im_entry { char *name; float *v; uint32_t n; } im_entry;
 
@@ -132,7 +132,7 @@ int imatrix_open(imatrix **out, const char *path, ds4_err *e)
 {
     char *buf;
     size_t len;
-    int rc = slurp(&buf, &len, path, (size_t)4 << 30, e);
+    int rc = fsio_read(path, (size_t)4 << 30, &buf, &len, e);
     if (rc)
         return rc;
     rc = imatrix_parse(out, buf, len, path, e);

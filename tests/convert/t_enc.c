@@ -70,15 +70,16 @@ static void no_single_block_is_lost_on_uneven_data(void **state)
             for (int i = 0; i < N; i += 256) {
                 double err = weighted_error(x + i, y + i, NULL, 256);
                 if (err > (cases[c].bound > 0.1 ? 0.75 : 0.3))
-                    fail_msg("%s, data %d, block %d: relative error %g", quant_type_name(cases[c].type), k, i / 256, err);
+                    fail_msg("%s, data %d, block %d: relative error %g", quant_type_name(cases[c].type), k, i / 256,
+                             err);
             }
             enc_row(cases[c].type, y, NULL, b, N); /* and again: what is on a grid stays near it */
             quant_decode(cases[c].type, b, z, N);
             for (int i = 0; i < N; i += 256) {
                 double err = weighted_error(y + i, z + i, NULL, 256);
                 if (err > 0.15)
-                    fail_msg("%s, data %d, block %d: encoding again changes it by %g", quant_type_name(cases[c].type), k,
-                             i / 256, err);
+                    fail_msg("%s, data %d, block %d: encoding again changes it by %g", quant_type_name(cases[c].type),
+                             k, i / 256, err);
             }
         }
 }
@@ -177,8 +178,9 @@ static void hard_blocks_stay_finite_and_bounded(void **state)
         float amax = 0;
         for (int i = 0; i < 256; i++) {
             float s = i % 3 == 1 ? -1 : 1;
-            x[i] = k == 0 ? 1e-42f * (float)i * s : k == 1 ? FLT_MIN * s : k == 2 ? 1e-20f * s : k == 3 ? (i ? 1e-40f : 5)
-                   : k == 4 ? 7.25f : k == 5 ? -0.125f : k == 6 ? 3e4f * s : (i == 17 ? -1e-7f : 0);
+            const float v[8] = {1e-42f * (float)i * s, FLT_MIN * s, 1e-20f * s, i ? 1e-40f : 5,
+                                7.25f, -0.125f, 3e4f * s, i == 17 ? -1e-7f : 0};
+            x[i] = v[k];
             amax = fmaxf(amax, fabsf(x[i]));
         }
         for (int c = 0; c < N_CASES; c++) {

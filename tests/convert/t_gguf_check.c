@@ -50,7 +50,8 @@ static void public_package_reads_the_same_values(void **state)
     for (int i = 0; i < 5 && !rc; i++) {
         ds4_err e = {0};
         conv *c;
-        conv_options o = {.hf_dir = d.path, .out = tmp_path(&d, "x.gguf", path), .threads = 2, .drafter = runs[i].drafter};
+        conv_options o = {.hf_dir = d.path, .out = tmp_path(&d, "x.gguf", path), .threads = 2,
+            .drafter = runs[i].drafter};
         o.plan = (plan_options){.recipe = plan_find_recipe(runs[i].recipe), .experts = runs[i].experts,
                                 .dense = runs[i].dense};
         if (conv_open(&c, &o, &e) || conv_run(c, NULL, &e))

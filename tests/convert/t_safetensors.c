@@ -64,7 +64,8 @@ static void good_file_is_read(void **state)
     free(p);
 }
 
-#define T(name, dtype, shape, b, e) "\"" name "\":{\"dtype\":\"" dtype "\",\"shape\":" shape ",\"data_offsets\":[" b "," e "]}"
+#define T(name, dtype, shape, b, e) \
+    "\"" name "\":{\"dtype\":\"" dtype "\",\"shape\":" shape ",\"data_offsets\":[" b "," e "]}"
 
 static void damaged_headers_are_refused_by_name(void **state)
 {

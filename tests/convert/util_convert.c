@@ -141,8 +141,8 @@ static void add_ids(st_builder *b, const char *name, uint64_t rows, uint64_t col
 }
 
 /* n bytes below `range`, shifted by `low`, then bytes for a scale grid near 2^-6. */
-static void add_scaled(st_builder *b, const char *name, const char *dtype, uint64_t rows, uint64_t stored, uint64_t srows,
-                       uint64_t scols, rng *r)
+static void add_scaled(st_builder *b, const char *name, const char *dtype, uint64_t rows, uint64_t stored,
+                       uint64_t srows, uint64_t scols, rng *r)
 {
     char scale[160];
     uint8_t *v = malloc(rows * stored), *s = malloc(srows * scols);
@@ -186,7 +186,7 @@ const char tiny_config[] =
     "{\"model_type\":\"deepseek_v4\",\"vocab_size\":272,\"num_hidden_layers\":3,\"hidden_size\":256,"
     "\"num_attention_heads\":4,\"num_key_value_heads\":1,\"head_dim\":64,\"qk_rope_head_dim\":32,\"q_lora_rank\":160,"
     "\"o_groups\":2,\"o_lora_rank\":48,\"sliding_window\":128,\"index_n_heads\":2,\"index_head_dim\":32,"
-    "\"index_topk\":8,\"n_routed_experts\":4,\"num_experts_per_tok\":2,\"n_shared_experts\":1,"
+    "\"index_topk\":8,\"n_routed_experts\":2,\"num_experts_per_tok\":1,\"n_shared_experts\":1,"
     "\"moe_intermediate_size\":256,\"num_hash_layers\":1,\"hc_mult\":4,\"hc_sinkhorn_iters\":20,"
     "\"max_position_embeddings\":4096,\"num_nextn_predict_layers\":1,\"bos_token_id\":0,\"eos_token_id\":1,"
     "\"rms_norm_eps\":1e-6,\"hc_eps\":1e-6,\"rope_theta\":10000,\"compress_rope_theta\":160000,"
@@ -196,7 +196,8 @@ const char tiny_config[] =
     "\"dspark_noise_token_id\":271,\"dspark_target_layer_ids\":[0,1,2]}";
 
 const char tiny_tokenizer[] =
-    "{\"added_tokens\":[{\"id\":0,\"content\":\"<BOS>\",\"special\":true},{\"id\":1,\"content\":\"<EOS>\",\"special\":true},"
+    "{\"added_tokens\":[{\"id\":0,\"content\":\"<BOS>\",\"special\":true},"
+    "{\"id\":1,\"content\":\"<EOS>\",\"special\":true},"
     "{\"id\":2,\"content\":\"<\xef\xbd\x9c\xe2\x96\x81pad\xe2\x96\x81\xef\xbd\x9c>\",\"special\":true},"
     "{\"id\":10,\"content\":\"<think>\",\"special\":false},{\"id\":11,\"content\":\"<mask>\",\"special\":true}],"
     "\"model\":{\"type\":\"BPE\",\"vocab\":{\"<BOS>\":0,\"a\":3,\"b\":4,\"c\":5,\"ab\":6,\"abc\":7},"
