@@ -12,21 +12,38 @@ typedef struct binder {
     const gguf *g;
     backend *b;
     const shape *s;
-    bool *used; /* [n_tensors] */
+    bool *used;  /* [n_tensors] */
+    char *names; /* room for every name with its zero byte; filled up to name_at */
+    size_t name_at;
     weights_progress cb;
     void *ctx;
     uint64_t done, total;
 } binder;
 
-static int binder_open(binder *k, const gguf *g, backend *b, const shape *s, weights_progress cb, void *ctx, ds4_err *e)
+/* *names: the buffer that be_weight.name points into; the caller of the bind keeps it as long as the weights. */
+static int binder_open(binder *k, char **names, const gguf *g, backend *b, const shape *s, weights_progress cb, void *ctx, ds4_err *e)
 {
+    size_t room = 1;
     *k = (binder){.g = g, .b = b, .s = s, .cb = cb, .ctx = ctx};
-    k->used = calloc(gguf_n_tensors(g) + 1, sizeof *k->used);
-    if (!k->used)
-        return ds4_fail(e, DS4_ENOMEM, "%s: no memory for the tensor list", gguf_path(g));
-    for (size_t i = 0; i < gguf_n_tensors(g); i++)
+    for (size_t i = 0; i < gguf_n_tensors(g); i++) {
         k->total += gguf_tensor_at(g, i)->nbytes;
+        room += gguf_tensor_at(g, i)->name.n + 1;
+    }
+    k->used = calloc(gguf_n_tensors(g) + 1, sizeof *k->used);
+    k->names = *names = malloc(room);
+    if (!k->used || !k->names)
+        return ds4_fail(e, DS4_ENOMEM, "%s: no memory for the tensor list", gguf_path(g));
     return 0;
+}
+
+/* Names in the file are not terminated; messages of backends need them so. */
+static const char *keep_name(binder *k, const gguf_tensor *t)
+{
+    char *s = k->names + k->name_at;
+    memcpy(s, t->name.p, t->name.n);
+    s[t->name.n] = 0;
+    k->name_at += t->name.n + 1;
+    return s;
 }
 
 static void describe(const gguf_tensor *t, char *s, size_t room)
@@ -78,7 +95,7 @@ static int take_matrix(binder *k, const char *name, int64_t ne0, int64_t ne1, in
     const quant_info *q = quant_type_info(t->type);
     if (!q || !q->is_float_like)
         return wrong_type(k, name, t, "a float or quantised type", e);
-    *out = (be_weight){.name = t->name.p, .type = t->type, .ne0 = ne0, .ne1 = ne1, .ne2 = ne2,
+    *out = (be_weight){.name = keep_name(k, t), .type = t->type, .ne0 = ne0, .ne1 = ne1, .ne2 = ne2,
                        .host = t->data,
                        .row_bytes = quant_row_bytes(t->type, (uint64_t)ne0)};
     return k->b->op->bind(k->b, out, e);
@@ -233,7 +250,7 @@ int weights_bind_trunk(trunk_weights *w, const shape *s, const gguf *g, backend 
 {
     binder k;
     memset(w, 0, sizeof *w);
-    int rc = binder_open(&k, g, b, s, cb, ctx, e);
+    int rc = binder_open(&k, &w->names, g, b, s, cb, ctx, e);
     if (!rc && !(w->layer = calloc((size_t)s->layers, sizeof *w->layer)))
         rc = ds4_fail(e, DS4_ENOMEM, "%s: no memory for %d layers", gguf_path(g), s->layers);
     if (!rc)
@@ -288,7 +305,7 @@ int weights_bind_drafter(drafter_weights *w, const shape *s, const drafter_shape
 {
     binder k;
     memset(w, 0, sizeof *w);
-    int rc = binder_open(&k, g, b, s, cb, ctx, e);
+    int rc = binder_open(&k, &w->names, g, b, s, cb, ctx, e);
     if (!rc && !(w->stage = calloc((size_t)ds->stages, sizeof *w->stage)))
         rc = ds4_fail(e, DS4_ENOMEM, "%s: no memory for %d stages", gguf_path(g), ds->stages);
     if (!rc)
@@ -309,13 +326,17 @@ int weights_bind_drafter(drafter_weights *w, const shape *s, const drafter_shape
 void weights_free_trunk(trunk_weights *w)
 {
     free(w->layer);
+    free(w->names);
     w->layer = NULL;
+    w->names = NULL;
 }
 
 void weights_free_drafter(drafter_weights *w)
 {
     free(w->stage);
+    free(w->names);
     w->stage = NULL;
+    w->names = NULL;
 }
 
 uint64_t weights_identity(const gguf *g)

@@ -47,6 +47,7 @@ typedef struct trunk_weights {
     be_hc hc_head;        /* fn [S*D -> S] */
     const float *freq_plain, *freq_comp; /* [rope_dim/2] */
     layer_weights *layer; /* [layers] */
+    char *names;          /* what be_weight.name points into */
 } trunk_weights;
 
 typedef struct drafter_weights {
@@ -57,10 +58,11 @@ typedef struct drafter_weights {
     be_weight markov_w1, markov_w2; /* [rank] x vocab rows */
     be_weight confidence;    /* [D + rank -> 1] */
     layer_weights *stage;    /* [stages] */
+    char *names;             /* what be_weight.name points into */
 } drafter_weights;
 
 /* Binds everything the file holds. progress (may be NULL) is called with bytes bound so far and in total. On success the caller owns
- * w->layer / d->stage (free with weights_free_*); device memory belongs to the backend. */
+ * w->layer / d->stage and the names (free with weights_free_*); device memory belongs to the backend. */
 typedef void (*weights_progress)(void *ctx, uint64_t done, uint64_t total);
 int weights_bind_trunk(trunk_weights *w, const shape *s, const gguf *g, backend *b, weights_progress cb, void *ctx, ds4_err *e);
 int weights_bind_drafter(drafter_weights *w, const shape *s, const drafter_shape *ds, const gguf *g, backend *b, weights_progress cb,
