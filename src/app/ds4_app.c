@@ -94,6 +94,7 @@ void app_close(app *a)
 {
     ds4_session_close(a->ses);
     ds4_engine_close(a->eng);
+    bpe_ids_free(&a->answer);
     a->ses = NULL;
     a->eng = NULL;
 }
@@ -125,8 +126,7 @@ static bool on_token(void *ctx, int32_t id, const float *logits)
     sink *s = ctx;
     if (cli_signal_seen())
         return false;
-    if (s->kept)
-        s->rc = bpe_ids_push(s->kept, id, s->e);
+    s->rc = bpe_ids_push(s->kept, id, s->e);
     if (!s->rc && s->lp)
         s->rc = logprobs_add(s->lp, s->pos, id, logits, s->e);
     if (!s->rc && s->m)
@@ -192,18 +192,34 @@ static int learn_answer(app *a, ds4_generate_options g, bpe_ids *kept, ds4_err *
 int app_generate(app *a, emit *m, logprobs *lp, ds4_err *e)
 {
     ds4_generate_options g = generate_options(a->o);
-    sink s = {.m = m, .lp = lp};
-    bpe_ids answer = {0};
+    sink s = {.m = m, .lp = lp, .kept = &a->answer};
+    bpe_ids known = {0};
     int rc = 0;
     if (g.test_proposer && !strcmp(g.test_proposer, "oracle")) {
-        rc = learn_answer(a, g, &answer, e);
-        g.oracle_tokens = answer.id;
-        g.oracle_count = (int)answer.n;
+        rc = learn_answer(a, g, &known, e);
+        g.oracle_tokens = known.id;
+        g.oracle_count = (int)known.n;
     }
+    a->start = ds4_session_pos(a->ses);
+    a->answer.n = 0;
     if (!rc)
         rc = generate(a, &g, &s, e);
-    bpe_ids_free(&answer);
+    bpe_ids_free(&known);
     return rc;
+}
+
+int app_save(app *a, const char *path, ds4_err *e)
+{
+    bpe_ids all = {0};
+    int rc = 0, end = a->start + (int)a->answer.n, pos = ds4_session_pos(a->ses);
+    if (end > a->info.ctx)
+        end = a->info.ctx;
+    for (int i = 0; i < end && !rc; i++)
+        rc = bpe_ids_push(&all, i < pos ? ds4_session_tokens(a->ses)[i] : a->answer.id[i - a->start], e);
+    if (!rc && pos < end)
+        rc = ds4_session_sync(a->ses, all.id, end, NULL, NULL, NULL, e);
+    bpe_ids_free(&all);
+    return rc ? rc : ds4_session_save(a->ses, path, e);
 }
 
 static void report_statistics(const app *a)

@@ -19,6 +19,8 @@ typedef struct app {
     int fed;           /* tokens computed by the last app_sync */
     double prefill;    /* seconds it took */
     ds4_result result; /* of the last app_generate */
+    int start;         /* where it began, */
+    bpe_ids answer;    /* and its tokens */
 } app;
 
 /* Opens engine and session for `ctx` tokens (0: default) and loads the snapshot of --load. */
@@ -31,6 +33,10 @@ int app_sync(app *a, const bpe_ids *ids, ds4_err *e);
 /* Generates behind the timeline into m, and into lp if it is not NULL. Ctrl-C ends the answer early, which is no error.
  */
 int app_generate(app *a, emit *m, logprobs *lp, ds4_err *e);
+
+/* Writes a snapshot that ends behind the last token of the answer (generation leaves that one chosen but not computed).
+ */
+int app_save(app *a, const char *path, ds4_err *e);
 
 /* Statistics as --stats and DS4_DSPARK_STATS ask for them, then the line with speeds, on stderr. */
 void app_report(const app *a);

@@ -116,6 +116,8 @@ static int change_context(chat *c, const char *arg, ds4_err *e)
 static int reset(chat *c, ds4_err *e)
 {
     talk_reset(&c->t);
+    c->a.start = 0;
+    c->a.answer.n = 0;
     return ds4_session_reset(c->a.ses, e);
 }
 
@@ -190,7 +192,7 @@ int ds4_chat(const ds4_opts *o)
         cli_signal_catch();
         status = loop(&c);
         if (o->save && c.a.ses)
-            rc = ds4_session_save(c.a.ses, o->save, &e);
+            rc = app_save(&c.a, o->save, &e);
     }
     if (rc)
         cli_say(PROGRAM, "%s", e.msg);

@@ -161,7 +161,7 @@ static int work(app *a, ds4_err *e)
         if (!rc)
             rc = answer(a, thinking, e);
         if (!rc && o->save)
-            rc = ds4_session_save(a->ses, o->save, e);
+            rc = app_save(a, o->save, e);
         if (!rc)
             app_report(a);
     }

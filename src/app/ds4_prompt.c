@@ -29,8 +29,8 @@ static int read_ids(const char *path, const vocab *v, bpe_ids *out, ds4_err *e)
         errno = 0;
         long id = strtol(s, &end, 10);
         if (errno || end == s || (*end && !strchr(" \t\r\n", *end)) || id < 0 || id >= (long)vocab_size(v))
-            rc = ds4_fail(e, DS4_EFORMAT, "%s: '%.20s' at byte %zu is no token id, expected 0 to %u", path, s,
-                          (size_t)(s - text), vocab_size(v) - 1);
+            rc = ds4_fail(e, DS4_EFORMAT, "%s: '%.*s' at byte %zu is no token id, expected 0 to %u", path,
+                          (int)strcspn(s, " \t\r\n"), s, (size_t)(s - text), vocab_size(v) - 1);
         else
             rc = bpe_ids_push(out, (int32_t)id, e);
     }
