@@ -25,12 +25,13 @@ typedef struct arena {
     bool bad;            /* a size overflowed or more was taken than planned; sticky */
 } arena;
 
-/* count elements of elem bytes, aligned to ARENA_ALIGN. Planning: adds to the size, returns NULL. Cutting: returns the piece
- * (zeroed on the first cut), or NULL if the plan is exceeded. A piece of 0 bytes is NULL. */
+/* count elements of elem bytes, aligned to ARENA_ALIGN. Planning: adds to the size, returns NULL. Cutting: returns the
+ * piece (zeroed on the first cut), or NULL if the plan is exceeded. A piece of 0 bytes is NULL. */
 void *arena_take(arena *a, size_t count, size_t elem);
 
 /* Ends planning: allocates a->size zeroed bytes (pages are touched when used). `what` names it in the error.
- * DS4_EARG if the plan overflowed, DS4_ENOMEM (with the size) if there is no memory; the arena is then as after arena_free. */
+ * DS4_EARG if the plan overflowed, DS4_ENOMEM (with the size) if there is no memory; the arena is then as after
+ * arena_free. */
 int arena_alloc(arena *a, const char *what, ds4_err *e);
 
 /* True when every planned byte and no more was cut: the two passes agreed. */

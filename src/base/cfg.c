@@ -55,7 +55,8 @@ static int read_int(const char *name, long lo, long hi, int *out, ds4_err *e)
     errno = 0;
     long x = strtol(v, &end, 10);
     if (errno || *end || end == v || x < lo || x > hi)
-        return ds4_fail(e, DS4_EARG, "environment variable %s is '%.80s', expected a number from %ld to %ld", name, v, lo, hi);
+        return ds4_fail(e, DS4_EARG, "environment variable %s is '%.80s', expected a number from %ld to %ld", name, v,
+                        lo, hi);
     *out = (int)x;
     return 0;
 }

@@ -28,8 +28,8 @@ const cfg_setting *cfg_settings(size_t *n);
  * variable, found and expected; *c then holds the defaults. Booleans: 1 0 true false yes no on off. */
 int cfg_load(cfg *c, ds4_err *e);
 
-/* Walks DS4_* variables of the environment that nothing reads, so that a typing mistake is noticed. *cursor starts at 0.
- * True: `name` (cut to cap - 1 bytes) is the next one. Variables of the test scripts are not reported. */
+/* Walks DS4_* variables of the environment that nothing reads, so that a typing mistake is noticed. *cursor starts at
+ * 0. True: `name` (cut to cap - 1 bytes) is the next one. Variables of the test scripts are not reported. */
 bool cfg_unknown(size_t *cursor, char *name, size_t cap);
 
 #endif

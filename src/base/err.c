@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Control bytes (a name from a file may hold any) become spaces, so that a line stays one and cannot drive a terminal. */
+/* Control bytes (a name from a file may hold any) become spaces: a line stays one and cannot drive a terminal. */
 static void one_line(char *s)
 {
     for (; *s; s++)
@@ -37,7 +37,8 @@ static void store(ds4_err *e, const char *head, const char *tail)
 int ds4_fail(ds4_err *e, int code, const char *fmt, ...)
 {
     if (e) {
-        char text[sizeof e->msg + 1]; /* one longer than fits, so that store sees the cut; apart, since an argument may be e->msg */
+        /* apart from e->msg, which may be an argument; one longer than fits, so that store sees the cut */
+        char text[sizeof e->msg + 1];
         va_list ap;
         va_start(ap, fmt);
         vsnprintf(text, sizeof text, fmt, ap);

@@ -7,9 +7,9 @@
 
 #include "base/err.h"
 
-/* Atomic writing: begin makes a temporary file in the folder of `path`, put appends, commit syncs and renames it over `path`.
- * Until commit succeeds an existing file is untouched. A symbolic link is followed; anything but a regular file is refused.
- * The new file gets the permissions of the old one, or those of the umask. */
+/* Atomic writing: begin makes a temporary file in the folder of `path`, put appends, commit syncs and renames it over
+ * `path`. Until commit succeeds an existing file is untouched. A symbolic link is followed; anything but a regular file
+ * is refused. The new file gets the permissions of the old one, or those of the umask. */
 typedef struct fsio_writer {
     int fd;
     char *path, *temp; /* owned */
@@ -28,8 +28,8 @@ void fsio_abort(fsio_writer *w);
 /* begin, one put, commit. */
 int fsio_write(const char *path, const void *data, size_t n, ds4_err *e);
 
-/* Reads a whole file (a pipe too) of at most `limit` bytes into fresh memory that the caller frees; a zero byte follows the
- * data. DS4_EIO if it cannot be read, DS4_EARG if it is longer than the limit. */
+/* Reads a whole file (a pipe too) of at most `limit` bytes into fresh memory that the caller frees; a zero byte follows
+ * the data. DS4_EIO if it cannot be read, DS4_EARG if it is longer than the limit. */
 int fsio_read(const char *path, size_t limit, char **out, size_t *n, ds4_err *e);
 
 #endif

@@ -13,8 +13,8 @@ static inline uint64_t load64(const uint8_t *p)
     return w;
 }
 
-/* Both multipliers are odd and the rotation is a bijection: for a given word the step permutes h, and for a given h it is
- * injective in the word. */
+/* Both multipliers are odd and the rotation is a bijection: for a given word the step permutes h, and for a given h it
+ * is injective in the word. */
 static inline uint64_t step(uint64_t h, uint64_t w)
 {
     h ^= w * 0x9e3779b97f4a7c15u;
@@ -41,8 +41,8 @@ uint64_t hash64(const void *data, size_t n, uint64_t seed)
     return h ^ h >> 32;
 }
 
-/* Plain CRC: a table of one byte's worth of steps, widened to eight tables on the stack when the input is long enough to
- * pay for building them (no mutable static data in this project). */
+/* Plain CRC: a table of one byte's worth of steps, widened to eight tables on the stack when the input is long enough
+ * to pay for building them (no mutable static data in this project). */
 #define CRC_POLY 0x82f63b78u
 enum { CRC_WIDE_FROM = 8192 };
 

@@ -20,14 +20,14 @@ uint8_t num_to_e4m3(float f);       /* round to nearest even, saturating at 448 
 float num_e2m1(uint8_t c);          /* FP4: 0 .5 1 1.5 2 3 4 6, bit 3 = sign */
 uint8_t num_to_e2m1(float f);       /* nearest, ties to the even code, saturating at 6 */
 
-/* Smallest power of two not below amax/limit, as an exponent: ceil(log2(amax * (1/limit))) taken from the float bits. */
+/* Smallest power of two not below amax/limit, as an exponent: ceil(log2(amax * (1/limit))) from the float bits. */
 int num_ceil_log2(float x);
 
 /* DeepSeek-V4: simulated FP8 of KV rows, in place, n a multiple of 64: per block of 64 a power-of-two scale from
  * max(amax, 1e-4)/448, e4m3fn round to nearest even. */
 void num_sim_fp8(float *v, int n);
-/* DeepSeek-V4: simulated FP4 of index rows and queries, in place, n a multiple of 32: per block of 32 a power-of-two scale
- * from max(amax, 6*2^-126)/6, e2m1 ties to even. */
+/* DeepSeek-V4: simulated FP4 of index rows and queries, in place, n a multiple of 32: per block of 32 a power-of-two
+ * scale from max(amax, 6*2^-126)/6, e2m1 ties to even. */
 void num_sim_fp4(float *v, int n);
 /* Walsh-Hadamard transform in natural order times n^-0.5, in place; n a power of two (the index width, 128). */
 void num_hadamard(float *v, int n);

@@ -3,8 +3,8 @@
  * Invariants:
  * 1. fn, ctx, ntasks change only while busy == 0; `round` is then advanced, which publishes them.
  * 2. A worker runs each round exactly once and then decrements busy, which publishes its results.
- * 3. Whoever is about to sleep first announces itself (sleepers / caller_sleeps), then checks its condition again under the
- *    mutex; whoever makes the condition true first changes it, then looks for announcements. All four accesses are
+ * 3. Whoever is about to sleep first announces itself (sleepers / caller_sleeps), then checks its condition again under
+ *    the mutex; whoever makes the condition true first changes it, then looks for announcements. All four accesses are
  *    sequentially consistent, so at least one side sees the other and no wake-up is lost. */
 #define _GNU_SOURCE
 #include "base/pool.h"
@@ -163,7 +163,8 @@ static int start_workers(pool *p, ds4_err *e)
         p->workers[i].id = i;
         int err = pthread_create(&p->workers[i].thread, NULL, worker_main, &p->workers[i]);
         if (err) {
-            rc = ds4_fail(e, DS4_ENOMEM, "cannot start thread %d of %d: %s: use fewer threads", i + 1, p->n, strerror(err));
+            rc = ds4_fail(e, DS4_ENOMEM, "cannot start thread %d of %d: %s: use fewer threads", i + 1, p->n,
+                          strerror(err));
             stop_workers(p, i - 1);
         }
     }

@@ -3,8 +3,8 @@
  *   caller   pool_run ---- share 0 ---- wait for the others ---- return
  *   worker k   (waiting)  - share k -   (waiting)
  *
- * Task t of `ntasks` always runs on the same thread for the same ntasks (contiguous shares), so data stays in that core's
- * cache from call to call. Between calls workers spin for some microseconds, then sleep. */
+ * Task t of `ntasks` always runs on the same thread for the same ntasks (contiguous shares), so data stays in that
+ * core's cache from call to call. Between calls workers spin for some microseconds, then sleep. */
 #ifndef DS4_BASE_POOL_H
 #define DS4_BASE_POOL_H
 
@@ -26,9 +26,9 @@ void pool_free(pool *p);
 
 int pool_threads(const pool *p); /* n of pool_create; 1 for NULL */
 
-/* Calls fn(ctx, t) once for every t in 0..ntasks-1 and returns when all calls have returned; what they wrote is then visible
- * to the caller. Allocates nothing and cannot fail. One caller at a time; fn must not call pool_run on the same pool.
- * p NULL or n = 1: runs inline, in order. ntasks <= 0: nothing. */
+/* Calls fn(ctx, t) once for every t in 0..ntasks-1 and returns when all calls have returned; what they wrote is then
+ * visible to the caller. Allocates nothing and cannot fail. One caller at a time; fn must not call pool_run on the same
+ * pool. p NULL or n = 1: runs inline, in order. ntasks <= 0: nothing. */
 void pool_run(pool *p, pool_fn fn, void *ctx, int ntasks);
 
 #endif

@@ -69,8 +69,9 @@ static int merge(gguf *g, ds4_err *e)
         for (size_t k = 0; !rc && k < p->n_tensors; k++, at++) {
             g->tensor[at] = p->tensor[k];
             if (gguf_index_add(&g->tensor_index, &g->tensor[at].name))
-                rc = ds4_fail(e, DS4_EFORMAT, "%s: tensor '%s' occurs twice (its name stands again at byte %zu)", p->label,
-                              gguf_show(p->tensor[k].name).s, (size_t)((const uint8_t *)p->tensor[k].name.p - p->base));
+                rc = ds4_fail(e, DS4_EFORMAT, "%s: tensor '%s' occurs twice (its name stands again at byte %zu)",
+                              p->label, gguf_show(p->tensor[k].name).s,
+                              (size_t)((const uint8_t *)p->tensor[k].name.p - p->base));
         }
         free(p->tensor);
         p->tensor = NULL;
@@ -159,7 +160,8 @@ const gguf_kv *gguf_kv_at(const gguf *g, size_t i) { return &g->part[0].kv[i]; }
 size_t gguf_n_tensors(const gguf *g) { return g->n_tensors; }
 const gguf_tensor *gguf_tensor_at(const gguf *g, size_t i) { return &g->tensor[i]; }
 
-_Static_assert(offsetof(gguf_kv, key) == 0 && offsetof(gguf_tensor, name) == 0, "the index holds records by their name");
+_Static_assert(offsetof(gguf_kv, key) == 0 && offsetof(gguf_tensor, name) == 0,
+               "the index holds records by their name");
 
 const gguf_kv *gguf_find_kv(const gguf *g, const char *key)
 {
@@ -242,7 +244,8 @@ int gguf_get_u32(const gguf *g, const char *key, bool required, uint32_t lo, uin
     if (!gguf_kv_int(kv, &v))
         return wrong_type(g, kv, "an integer", e);
     if (v < (int64_t)lo || v > (int64_t)hi)
-        return ds4_fail(e, DS4_EFORMAT, "%s: key '%s' is %" PRId64 ", expected %u to %u", g->part[0].label, key, v, lo, hi);
+        return ds4_fail(e, DS4_EFORMAT, "%s: key '%s' is %" PRId64 ", expected %u to %u", g->part[0].label, key, v, lo,
+                        hi);
     *out = (uint32_t)v;
     return 0;
 }

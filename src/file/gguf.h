@@ -63,8 +63,9 @@ const gguf_tensor *gguf_tensor_at(const gguf *g, size_t i);
 const gguf_kv *gguf_find_kv(const gguf *g, const char *key);
 const gguf_tensor *gguf_find_tensor(const gguf *g, const char *name);
 
-/* Typed getters. Any integer type is accepted where the value fits; f64 is accepted for f32. `required` false and key absent:
- * returns 0 and leaves *out as it was. Wrong type or out of [lo, hi]: DS4_EFORMAT naming key, found and expected. */
+/* Typed getters. Any integer type is accepted where the value fits; f64 is accepted for f32. `required` false and key
+ * absent: returns 0 and leaves *out as it was. Wrong type or out of [lo, hi]: DS4_EFORMAT naming key, found and
+ * expected. */
 int gguf_get_u32(const gguf *g, const char *key, bool required, uint32_t lo, uint32_t hi, uint32_t *out, ds4_err *e);
 int gguf_get_f32(const gguf *g, const char *key, bool required, float lo, float hi, float *out, ds4_err *e);
 int gguf_get_bool(const gguf *g, const char *key, bool required, bool *out, ds4_err *e);

@@ -57,8 +57,8 @@ static size_t left(const cursor *c) { return c->part->len - c->at; }
 static int take(cursor *c, size_t n, const char *field, const uint8_t **p)
 {
     if (n > left(c))
-        return FAIL(c, "%s at byte %zu needs %zu bytes, the file ends at byte %zu: it is truncated or damaged, download it "
-                    "again", field, c->at, n, c->part->len);
+        return FAIL(c, "%s at byte %zu needs %zu bytes, the file ends at byte %zu: it is truncated or damaged, download "
+                    "it again", field, c->at, n, c->part->len);
     *p = c->part->base + c->at;
     c->at += n;
     return 0;
@@ -90,8 +90,8 @@ static int take_str(cursor *c, const char *field, gguf_str *out)
     if (rc)
         return rc;
     if (n > left(c))
-        return FAIL(c, "%s at byte %zu is said to be %" PRIu64 " bytes long, but only %zu bytes follow in the file: it is "
-                    "truncated or damaged", field, from, n, left(c));
+        return FAIL(c, "%s at byte %zu is said to be %" PRIu64 " bytes long, but only %zu bytes follow in the file: it "
+                    "is truncated or damaged", field, from, n, left(c));
     out->p = (const char *)c->part->base + c->at;
     out->n = n;
     c->at += n;
@@ -137,7 +137,8 @@ static int check_version(cursor *c)
     if (v && !(v & 0xffffu))
         return FAIL(c, "a big-endian GGUF file (version 0x%08x at byte 4), only little-endian files can be read", v);
     if (v != 3)
-        return FAIL(c, "GGUF version %u at byte 4, only version 3 can be read: convert the model with a current tool", v);
+        return FAIL(c, "GGUF version %u at byte 4, only version 3 can be read: convert the model with a current tool",
+                    v);
     return 0;
 }
 
@@ -153,8 +154,8 @@ static int take_count(cursor *c, const char *field, size_t smallest, size_t *out
     if (most > GGUF_MAX_ENTRIES)
         most = GGUF_MAX_ENTRIES;
     if (n > most)
-        return FAIL(c, "%s at byte %zu is %" PRIu64 ", but a file of %zu bytes holds at most %zu: it is truncated or damaged",
-                    field, from, n, c->part->len, most);
+        return FAIL(c, "%s at byte %zu is %" PRIu64 ", but a file of %zu bytes holds at most %zu: it is truncated or "
+                    "damaged", field, from, n, c->part->len, most);
     *out = n;
     return 0;
 }
@@ -165,7 +166,8 @@ static int check_bools(cursor *c, const gguf_kv *kv)
 {
     for (size_t i = 0; i < kv->bytes; i++)
         if (kv->data[i] > 1)
-            return FAIL(c, "a bool at byte %zu is %u, expected 0 or 1", (size_t)(kv->data + i - c->part->base), kv->data[i]);
+            return FAIL(c, "a bool at byte %zu is %u, expected 0 or 1", (size_t)(kv->data + i - c->part->base),
+                        kv->data[i]);
     return 0;
 }
 
@@ -173,8 +175,8 @@ static int take_values(cursor *c, gguf_kv *kv)
 {
     size_t from = c->at, unit = kv->elem == GGUF_STR ? 8 : type_bytes[kv->elem];
     if (kv->count > left(c) / unit)
-        return FAIL(c, "%" PRIu64 " values of type %s at byte %zu do not fit into the %zu bytes that follow: the file is "
-                    "truncated or damaged", kv->count, type_names[kv->elem], from, left(c));
+        return FAIL(c, "%" PRIu64 " values of type %s at byte %zu do not fit into the %zu bytes that follow: the file "
+                    "is truncated or damaged", kv->count, type_names[kv->elem], from, left(c));
     kv->data = c->part->base + from;
     if (kv->elem != GGUF_STR)
         c->at += kv->count * unit;
@@ -270,7 +272,8 @@ static int take_shape(cursor *c, gguf_tensor *t, uint64_t *elements)
         if (t->ne[d] == 0)
             return FAIL(c, "dimension %u at byte %zu is zero", d, from);
         if (__builtin_mul_overflow(*elements, t->ne[d], elements) || *elements > INT64_MAX)
-            return FAIL(c, "dimension %u at byte %zu is %" PRIu64 ", the number of elements exceeds 2^63", d, from, t->ne[d]);
+            return FAIL(c, "dimension %u at byte %zu is %" PRIu64 ", the number of elements exceeds 2^63", d, from,
+                        t->ne[d]);
     }
     return 0;
 }
@@ -308,11 +311,13 @@ static int take_tensor(cursor *c, gguf_tensor *t, uint32_t align, uint64_t *offs
     if ((rc = take_u64(c, "data offset", offset)))
         return rc;
     if (*offset % align)
-        return FAIL(c, "data offset %" PRIu64 " at byte %zu is not a multiple of the alignment %u", *offset, from, align);
+        return FAIL(c, "data offset %" PRIu64 " at byte %zu is not a multiple of the alignment %u", *offset, from,
+                    align);
     return 0;
 }
 
-/* Turns offsets into pointers. Reports the tensor that reaches furthest, since its end is the size the file should have. */
+/* Turns offsets into pointers. Reports the tensor that reaches furthest, since its end is the size the file should
+ * have. */
 static int place_tensors(gguf_part *part, cursor *c, const uint64_t *offset)
 {
     uint64_t furthest = 0;
@@ -320,7 +325,8 @@ static int place_tensors(gguf_part *part, cursor *c, const uint64_t *offset)
     for (size_t i = 0; i < part->n_tensors; i++) {
         gguf_tensor *t = &part->tensor[i];
         uint64_t end;
-        if (__builtin_add_overflow(offset[i], (uint64_t)part->data_at, &end) || __builtin_add_overflow(end, t->nbytes, &end))
+        if (__builtin_add_overflow(offset[i], (uint64_t)part->data_at, &end) ||
+            __builtin_add_overflow(end, t->nbytes, &end))
             end = UINT64_MAX;
         if (end > furthest) {
             furthest = end;
@@ -385,7 +391,7 @@ static int take_directory(gguf_part *part, int id, cursor *c, size_t n, uint32_t
 
 int gguf_part_parse(gguf_part *part, int id, ds4_err *e)
 {
-    /* smallest possible entries: length, one byte, type, one byte / length, one byte, rank, one dimension, type, offset */
+    /* smallest entries: length, one byte, type, one byte / length, one byte, rank, one dimension, type, offset */
     enum { SMALLEST_KV = 8 + 1 + 4 + 1, SMALLEST_TENSOR = 8 + 1 + 4 + 8 + 4 + 8 };
     cursor c = {.part = part, .e = e};
     size_t n_tensors, n_kv;

@@ -66,8 +66,8 @@ static int split_int(const gguf_part *part, const char *key, int64_t lo, int64_t
         return ds4_fail(e, DS4_EFORMAT, "%s: key '%s' has type %s, expected an integer", part->label, key,
                         gguf_type_text(kv).s);
     if (*out < lo || *out > hi)
-        return ds4_fail(e, DS4_EFORMAT, "%s: key '%s' is %" PRId64 ", expected %" PRId64 " to %" PRId64, part->label, key,
-                        *out, lo, hi);
+        return ds4_fail(e, DS4_EFORMAT, "%s: key '%s' is %" PRId64 ", expected %" PRId64 " to %" PRId64, part->label,
+                        key, *out, lo, hi);
     return 0;
 }
 
@@ -110,7 +110,8 @@ static int check_total(const gguf *g, const split *want, ds4_err *e)
     for (size_t i = 0; i < g->n_parts; i++)
         sum += (int64_t)g->part[i].n_tensors;
     if (want->tensors >= 0 && sum != want->tensors)
-        return ds4_fail(e, DS4_EFORMAT, "%s: the %zu part%s hold %" PRId64 " tensors, key 'split.tensors.count' says %" PRId64,
+        return ds4_fail(e, DS4_EFORMAT,
+                        "%s: the %zu part%s hold %" PRId64 " tensors, key 'split.tensors.count' says %" PRId64,
                         g->part[0].label, g->n_parts, g->n_parts > 1 ? "s" : "", sum, want->tensors);
     return 0;
 }
@@ -148,8 +149,10 @@ static int open_siblings(gguf *g, const char *path, const split *want, ds4_err *
     part_suffix(suffix, want->no, want->count);
     size_t n = strlen(path);
     if (n < SUFFIX_BYTES - 1 || strcmp(path + n - (SUFFIX_BYTES - 1), suffix))
-        return ds4_fail(e, DS4_EFORMAT, "%s: is part %" PRId64 " of %" PRId64 " of a split model, so its name must end in "
-                        "'%s': give all parts their names back", g->part[0].label, want->no + 1, want->count, suffix);
+        return ds4_fail(e, DS4_EFORMAT,
+                        "%s: is part %" PRId64 " of %" PRId64 " of a split model, so its name must end in "
+                        "'%s': give all parts their names back",
+                        g->part[0].label, want->no + 1, want->count, suffix);
     gguf_part *all = calloc((size_t)want->count, sizeof *all);
     if (!all)
         return ds4_fail(e, DS4_ENOMEM, "no memory for %" PRId64 " parts", want->count);

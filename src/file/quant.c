@@ -1,7 +1,7 @@
 /* quant.c: decoding of the block formats.
  *
- * All products d * scale * q are exact in float32 (11 + 6 + 7 bits at most), so the order of the factors does not matter; formats
- * with a minimum round once, in the subtraction. Integer views, for kernels that sum int8 products:
+ * All products d * scale * q are exact in float32 (11 + 6 + 7 bits at most), so the order of the factors does not
+ * matter; formats with a minimum round once, in the subtraction. Integer views, for kernels that sum int8 products:
  *
  *   Q8_0      32: d * q                               Q4_0    32: d * (n - 8)
  *   Q2_K      16: (d sc) * q  - (dmin m), q 0..3      Q3_K    16: (d sc) * q, q -4..3

@@ -1,7 +1,7 @@
 /* quant.h: tensor types of GGUF files, their block layouts, and exact decoding to float32.
  *
- * Layouts and decoding rules are facts of the ggml/GGUF formats. Decoding is the definition of a weight's value for every
- * backend: kernels may decode differently but must yield the same numbers. */
+ * Layouts and decoding rules are facts of the ggml/GGUF formats. Decoding is the definition of a weight's value for
+ * every backend: kernels may decode differently but must yield the same numbers. */
 #ifndef DS4_FILE_QUANT_H
 #define DS4_FILE_QUANT_H
 

@@ -1,9 +1,9 @@
 /* quant_tables.c: constants of the block formats. */
 #include "file/quant.h"
 
-/* The IQ2_XXS lattice: 256 rows of eight magnitudes from {8, 25, 43}, element i in byte i (little endian). It was found by a
- * search and has no closed formula; the data is ggml's constant `iq2xxs_grid`, Copyright (c) 2023-2026 The ggml authors,
- * MIT licence (full text in NOTICE). SHA-256 of the 2048 bytes:
+/* The IQ2_XXS lattice: 256 rows of eight magnitudes from {8, 25, 43}, element i in byte i (little endian). It was found
+ * by a search and has no closed formula; the data is ggml's constant `iq2xxs_grid`, Copyright (c) 2023-2026 The ggml
+ * authors, MIT licence (full text in NOTICE). SHA-256 of the 2048 bytes:
  * 05826b5d3e472a3a78f196be62ac78acf81df0f909626e12ab9fa2a5d490dd54 */
 const uint64_t quant_iq2xxs_grid[256] = {
     0x0808080808080808, 0x080808080808082b, 0x0808080808081919, 0x0808080808082b08,
@@ -72,7 +72,7 @@ const uint64_t quant_iq2xxs_grid[256] = {
     0x2b2b082b08080808, 0x2b2b190808192b08, 0x2b2b2b0819190808, 0x2b2b2b1908081908,
 };
 
-/* Sign mask of a 7-bit index: bit 7 is set where that makes the number of ones even. 0x6996 holds the parity of 0..15. */
+/* Sign mask of a 7-bit index: bit 7 makes the number of ones even. 0x6996 holds the parity of 0..15. */
 #define SIGN(i) (uint8_t)((i) | (0x6996 >> (((i) ^ (i) >> 4) & 15) & 1) << 7)
 #define SIGN4(i) SIGN(i), SIGN((i) + 1), SIGN((i) + 2), SIGN((i) + 3)
 #define SIGN16(i) SIGN4(i), SIGN4((i) + 4), SIGN4((i) + 8), SIGN4((i) + 12)

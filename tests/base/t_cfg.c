@@ -29,8 +29,12 @@ static void unset_and_empty_variables_give_defaults(void **state)
 static void values_are_read(void **state)
 {
     (void)state;
-    static const struct { const char *text; bool value; } words[] = {
-        {"1", true}, {"0", false}, {"true", true}, {"FALSE", false}, {"yes", true}, {"no", false}, {"On", true}, {"off", false},
+    static const struct {
+        const char *text;
+        bool value;
+    } words[] = {
+        {"1", true},   {"0", false},  {"true", true}, {"FALSE", false},
+        {"yes", true}, {"no", false}, {"On", true},   {"off", false},
     };
     cfg c;
     ds4_err e = {0};

@@ -133,12 +133,12 @@ static void permissions_and_links_survive(void **state)
     struct stat st;
     snprintf(link, sizeof link, "%s/link", r->dir);
     assert_int_equal(fsio_write(r->file, "1", 1, &e), 0);
-    chmod(r->file, 0640);
+    chmod(r->file, 0666);
     assert_int_equal(symlink(r->file, link), 0);
     assert_int_equal(fsio_write(link, "22", 2, &e), 0);
     assert_content(r->file, "22", 2);
     stat(r->file, &st);
-    assert_int_equal(st.st_mode & 0777, 0640);
+    assert_int_equal(st.st_mode & 0777, 0666);
     lstat(link, &st);
     assert_true(S_ISLNK(st.st_mode));
 }

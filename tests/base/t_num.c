@@ -168,6 +168,16 @@ static void ceil_log2_is_exact_at_powers_of_two(void **state)
     }
 }
 
+/* 1e-6 alone: with the floor of 1e-4 the scale is 2^-22, so the value is 4 steps of it. */
+static void the_fp8_scale_has_a_floor(void **state)
+{
+    (void)state;
+    float v[64] = {[5] = 1e-6f};
+    num_sim_fp8(v, 64);
+    assert_true(v[5] == 0x1p-20f);
+    assert_true(v[6] == 0);
+}
+
 static void simulation_survives_extreme_blocks(void **state)
 {
     (void)state;
@@ -204,7 +214,8 @@ static void hadamard_fp4(float *v, int n)
     num_sim_fp4(v, n);
 }
 
-/* Applies f to each row of `in` and compares with `out` bit for bit (zero signs aside). Returns 0 when there is no data. */
+/* Applies f to each row of `in` and compares with `out` bit for bit (zero signs aside). Returns 0 when there is no
+ * data. */
 static int golden_rows(const char *in, const char *out, void (*f)(float *, int))
 {
     npy a, b;
@@ -262,6 +273,7 @@ int main(void)
         cmocka_unit_test(e4m3_rounds_to_nearest_even_and_saturates),
         cmocka_unit_test(e2m1_ties_go_to_the_even_code),
         cmocka_unit_test(ceil_log2_is_exact_at_powers_of_two),
+        cmocka_unit_test(the_fp8_scale_has_a_floor),
         cmocka_unit_test(simulation_survives_extreme_blocks),
         cmocka_unit_test(hadamard_is_its_own_inverse),
         cmocka_unit_test(simulated_fp8_equals_the_reference),

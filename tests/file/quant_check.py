@@ -26,7 +26,8 @@ def check(kind, blocks, mine):
     if np.array_equal(theirs.astype(np.float32), mine):
         return True
     bad = np.flatnonzero(theirs != mine)
-    print(f"{qtype.name}: {len(bad)} of {len(mine)} values differ, first at {bad[0]}: {mine[bad[0]]!r}, gguf {theirs[bad[0]]!r}")
+    at = bad[0]
+    print(f"{qtype.name}: {len(bad)} of {len(mine)} values differ, first at {at}: {mine[at]!r}, gguf {theirs[at]!r}")
     return False
 
 

@@ -83,6 +83,19 @@ static void a_good_file_is_read_as_written(void **state)
     free(b.p);
 }
 
+static void no_padding_is_assumed_where_none_is_needed(void **state)
+{
+    (void)state;
+    bytes b = one_tensor();
+    put_tensor(&b, "eight...", 1, (uint64_t[]){4}, Q_F32, 0);
+    assert_int_equal(b.n, 64);
+    put_zeros(&b, 16);
+    gguf *g = accept(b);
+    assert_ptr_equal(gguf_tensor_at(g, 0)->data, b.p + 64);
+    gguf_close(g);
+    free(b.p);
+}
+
 static void a_vocabulary_without_tensors_is_fine(void **state)
 {
     (void)state;
@@ -176,6 +189,9 @@ static void arrays_are_walked_in_order(void **state)
     at = 0;
     assert_false(gguf_next_str(gguf_find_kv(g, "a.i32"), &at, &s));
     assert_int_equal(gguf_find_kv(g, "a.none")->count, 0);
+    assert_true(gguf_arr_int(gguf_find_kv(g, "v.u64"), 0) == INT64_MAX);
+    assert_true(gguf_arr_num(gguf_find_kv(g, "v.u64"), 0) == 0x1p64);
+    assert_int_equal(gguf_arr_int(gguf_find_kv(g, "v.i16"), 0), -30000);
     gguf_close(g);
     free(b.p);
 }
@@ -228,6 +244,9 @@ static void huge_counts_are_refused_before_anything_is_allocated(void **state)
     b = (bytes){0};
     put_header(&b, UINT64_MAX, UINT64_MAX);
     refuse(filled(b), "tensor count", "18446744073709551615");
+    b = (bytes){0};
+    put_header(&b, 0, 293);
+    refuse(filled(b), "metadata count at byte 16 is 293", "at most 292");
 }
 
 /* Metadata */
@@ -366,7 +385,8 @@ static void dimensions_are_1_to_4_and_none_is_zero(void **state)
 {
     (void)state;
     refuse(with_tensor(0, NULL, Q_F32, 0), "tensor 'w': 0 dimensions at byte 33", "expected 1 to 4");
-    refuse(with_tensor(5, (uint64_t[]){1, 1, 1, 1}, Q_F32, 0), "tensor 'w': 5 dimensions at byte 33", "expected 1 to 4");
+    refuse(with_tensor(5, (uint64_t[]){1, 1, 1, 1}, Q_F32, 0), "tensor 'w': 5 dimensions at byte 33",
+           "expected 1 to 4");
     bytes b = one_tensor();
     put_str(&b, "w");
     put_u32(&b, UINT32_MAX);
@@ -381,8 +401,12 @@ static void element_counts_that_overflow_are_refused(void **state)
     refuse(with_tensor(2, (uint64_t[]){1ull << 32, 1ull << 32}, Q_F32, 0), "tensor 'w': dimension 1", "exceeds 2^63");
     refuse(with_tensor(4, (uint64_t[]){1 << 16, 1 << 16, 1 << 16, 1 << 16}, Q_F32, 0), "dimension 3", "exceeds 2^63");
     refuse(with_tensor(3, (uint64_t[]){1ull << 63, 2, 1}, Q_F32, 0), "dimension 0", "exceeds 2^63");
-    refuse(with_tensor(1, (uint64_t[]){1ull << 62}, Q_F32, 0), "4611686018427387904 elements of type F32", "2^63 bytes");
-    refuse(with_tensor(1, (uint64_t[]){1ull << 61}, Q_I64, 0), "2305843009213693952 elements of type I64", "2^63 bytes");
+    refuse(with_tensor(1, (uint64_t[]){1ull << 62}, Q_F32, 0), "4611686018427387904 elements of type F32",
+           "2^63 bytes");
+    refuse(with_tensor(1, (uint64_t[]){1ull << 61}, Q_F32, 0), "2305843009213693952 elements of type F32",
+           "2^63 bytes");
+    refuse(with_tensor(1, (uint64_t[]){1ull << 61}, Q_I64, 0), "2305843009213693952 elements of type I64",
+           "2^63 bytes");
 }
 
 static void unknown_tensor_types_are_named(void **state)
@@ -397,7 +421,8 @@ static void rows_are_whole_blocks(void **state)
 {
     (void)state;
     refuse(with_tensor(1, (uint64_t[]){33}, Q_Q8_0, 0), "tensor 'w': its first dimension is 33", "multiple of 32");
-    refuse(with_tensor(2, (uint64_t[]){128, 2}, Q_Q2_K, 0), "first dimension is 128", "multiple of 256, the block of type Q2_K");
+    refuse(with_tensor(2, (uint64_t[]){128, 2}, Q_Q2_K, 0), "first dimension is 128",
+           "multiple of 256, the block of type Q2_K");
 }
 
 static void offsets_are_aligned_and_inside(void **state)
@@ -405,10 +430,11 @@ static void offsets_are_aligned_and_inside(void **state)
     (void)state;
     refuse(with_tensor(1, (uint64_t[]){4}, Q_F32, 16), "tensor 'w': data offset 16 at byte 49", "alignment 32");
     /* directory ends at byte 57, data begins at 64, the file has 57 + 4096 */
-    refuse(with_tensor(1, (uint64_t[]){4}, Q_F32, 4096), "file is truncated: tensor 'w' ends at byte 4176, file has 4153",
-           "download it again");
+    refuse(with_tensor(1, (uint64_t[]){4}, Q_F32, 4096),
+           "file is truncated: tensor 'w' ends at byte 4176, file has 4153", "download it again");
     refuse(with_tensor(1, (uint64_t[]){1 << 20}, Q_F32, 0), "ends at byte 4194368, file has 4153", "truncated");
-    refuse(with_tensor(1, (uint64_t[]){4}, Q_F32, 1ull << 60), "tensor 'w' ends at byte 1152921504606847056", "truncated");
+    refuse(with_tensor(1, (uint64_t[]){4}, Q_F32, 1ull << 60), "tensor 'w' ends at byte 1152921504606847056",
+           "truncated");
     refuse(with_tensor(1, (uint64_t[]){4}, Q_F32, UINT64_MAX - 31), "tensor 'w' ends at byte 18446744073709551615", "");
     refuse(with_tensor(1, (uint64_t[]){1ull << 60}, Q_F32, UINT64_MAX - 31), "tensor 'w' ends at byte", "truncated");
 }
@@ -470,6 +496,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_good_file_is_read_as_written),
+        cmocka_unit_test(no_padding_is_assumed_where_none_is_needed),
         cmocka_unit_test(a_vocabulary_without_tensors_is_fine),
         cmocka_unit_test(getters_convert_and_check_ranges),
         cmocka_unit_test(a_nan_is_in_no_range),

@@ -1,4 +1,4 @@
-/* Damaged files: thousands of seeded mutations of a good file. Each must be read or refused with one line; nothing else. */
+/* Damaged files: thousands of seeded mutations of a good file. Each must be read or refused with one line. */
 #include "util/unit.h"
 
 #include "util_gguf.h"
@@ -20,8 +20,9 @@ static int try_open(bytes b, uint64_t seed)
 }
 
 static const uint64_t interesting[] = {
-    0, 1, 2, 3, 7, 8, 9, 12, 13, 31, 32, 33, 64, 255, 256, 65535, 65536, 0x7fffffff, 0x80000000, 0xffffffff, 1ull << 32,
-    1ull << 60, 1ull << 61, 1ull << 62, 1ull << 63, UINT64_MAX, UINT64_MAX - 1, UINT64_MAX - 7, UINT64_MAX - 31, UINT64_MAX - 63,
+    0, 1, 2, 3, 7, 8, 9, 12, 13, 31, 32, 33, 64, 255, 256, 65535, 65536, 0x7fffffff, 0x80000000, 0xffffffff,
+    1ull << 32, 1ull << 60, 1ull << 61, 1ull << 62, 1ull << 63, UINT64_MAX, UINT64_MAX - 1, UINT64_MAX - 7,
+    UINT64_MAX - 31, UINT64_MAX - 63,
 };
 
 static void mutate(bytes *b, uint64_t *seed)

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Fuzzes the GGUF reader: tests/fuzz/run.sh [SECONDS [WORKDIR]]. Needs clang with libFuzzer. Run from the repository root.
+# Fuzzes the GGUF reader: tests/fuzz/run.sh [SECONDS [WORKDIR]], from the repository root. Needs clang with libFuzzer.
 set -eu
 seconds=${1:-120}
 work=${2:-build/fuzz}

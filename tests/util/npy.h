@@ -19,8 +19,8 @@ void npy_free(npy *a);
 
 /* Folder of the golden data: DS4_TEST_DATA, else ../shared/data beside the repository. NULL if there is none. */
 const char *golden_dir(void);
-/* Loads <golden dir>/<name>. 1 = loaded, 0 = no golden data on this machine (the caller skips); anything wrong with a file
- * that should be there ends the test with a message. */
+/* Loads <golden dir>/<name>. 1 = loaded, 0 = no golden data on this machine (the caller skips); anything wrong with a
+ * file that should be there ends the test with a message. */
 int golden_npy(npy *a, const char *name);
 
 #endif
