@@ -27,7 +27,8 @@ typedef struct tiny {
     uint32_t n_merges;
     uint32_t bos, eos;
     const char *model;
-    char byte_text[256][4]; /* the byte alphabet, backing tokens[0..255] */
+    char byte_text[256][4];  /* the byte alphabet, backing tokens[0..255] */
+    char merge_text[64][16]; /* backing the merged tokens */
 } tiny;
 
 /* 256 bytes, the merges of tiny_merges[] (in order), every protocol token. Merged tokens have ids 256 + rank. */
