@@ -32,6 +32,7 @@ deps_app = app convert json engine spec session sample model backend text file b
 all: ds4 ds4-quantize
 
 .SECONDARY:
+utils_app = tests/text/util_text.c
 define room_rules
 $(call lib_of,$1): $(call obj_of,$1)
 	@mkdir -p $$(@D)
@@ -40,8 +41,8 @@ $(call lib_of,$1): $(call obj_of,$1)
 room-$1: $(foreach r,$(deps_$1),$(call lib_of,$r))
 tests_$1 = $(patsubst tests/%.c,$(BUILD)/tests/%,$(wildcard tests/$1/t_*.c))
 $(BUILD)/tests/$1/%: $(BUILD)/tests/$1/%.o \
-    $(patsubst tests/%.c,$(BUILD)/tests/%.o,$(wildcard tests/$1/util*.c tests/util/*.c)) \
-    $(foreach r,$(deps_$1),$(call lib_of,$r))
+    $(patsubst tests/%.c,$(BUILD)/tests/%.o,$(wildcard tests/$1/util*.c) $(utils_$1)) \
+    $(BUILD)/tests/libutil.a $(foreach r,$(deps_$1),$(call lib_of,$r))
 	$$(CC) $$(CFLAGS) -o $$@ $$(filter %.o %.a,$$^) -lcmocka $(LDLIBS_json) $(LDLIBS_app) $(LDLIBS_core)
 test-bins-$1: $$(tests_$1)
 test-$1: $$(tests_$1)
@@ -56,6 +57,10 @@ $(BUILD)/%.o: src/%.c
 $(BUILD)/tests/%.o: tests/%.c
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) -Itests -c -o $@ $<
+$(BUILD)/tests/libutil.a: $(patsubst tests/%.c,$(BUILD)/tests/%.o,$(wildcard tests/util/*.c))
+	@mkdir -p $(@D)
+	@rm -f $@
+	@ar rcs $@ $^
 
 # Programs. Only those in BUILD=build are put beside the Makefile; other builds keep theirs.
 app_main = $(patsubst src/%.c,$(BUILD)/%.o,$(wildcard src/app/$1_*.c))
@@ -79,9 +84,9 @@ SCRIPTS = tests/rules.sh $(wildcard tests/t_*.sh) tests/dspark_acceptance_fixtur
 test_rooms = $(foreach r,$(ROOMS),$(if $(wildcard tests/$r/t_*.c),$r))
 all_tests = $(foreach r,$(test_rooms),$(tests_$r))
 
-.PHONY: help setup demo test test-bins sanitize fuzz dspark-acceptance clean
+.PHONY: help setup demo test test-bins sanitize run-tests fuzz dspark-acceptance clean
 help:
-	@sed -n 's/^#: //p' Makefile | sed 's/$$(ROOMS)/$(ROOMS)/; s/$$(BUILD)/$(BUILD)/'
+	@sed -n 's/^#: //p' Makefile | sed 's/$$(ROOMS)/$(ROOMS)/'
 
 #: make                    build ds4 and ds4-quantize
 #: make setup              install what is missing for building (Debian, Ubuntu); demo and test do it themselves
@@ -102,29 +107,25 @@ test:
 	@BUILD=$(BUILD) tests/run.sh $(SCRIPTS) $(all_tests)
 test-bins: $(all_tests)
 
-#: make test-ROOM          the tests of one room: ROOM is one of $(ROOMS)
+#: make test-ROOM          the tests of one room, one of:
+#:                         $(ROOMS)
 #: make sanitize           the tests under AddressSanitizer and UBSan, those with threads also under ThreadSanitizer
 SAN = -O1 -fno-omit-frame-pointer -fno-sanitize-recover=all -Wno-maybe-uninitialized
 TSAN_ROOMS = $(filter base backend spec engine,$(test_rooms))
 sanitize:
 	@tools/setup.sh test
-	@$(MAKE) --no-print-directory -s -j$(JOBS) BUILD=$(BUILD)/asan OPT="$(SAN) -fsanitize=address,undefined" run-tests
+	@$(MAKE) --no-print-directory -s -j$(JOBS) BUILD=$(BUILD)/asan OPT="$(SAN) -fsanitize=address,undefined" \
+	    test_scripts=tests/t_cli.sh run-tests
 	@$(MAKE) --no-print-directory -s -j$(JOBS) BUILD=$(BUILD)/tsan OPT="$(SAN) -fsanitize=thread" \
 	    test_rooms="$(TSAN_ROOMS)" run-tests
-run-tests: $(all_tests)
-	@tests/run.sh $^
-.PHONY: run-tests
+run-tests: $(all_tests) $(BUILD)/bin/ds4
+	@DS4_BIN=$(BUILD)/bin/ds4 tests/run.sh $(test_scripts) $(all_tests)
 
-#: make fuzz               build the libFuzzer targets with clang into $(BUILD)/fuzz
+#: make fuzz               fuzz the GGUF reader with clang's libFuzzer, FUZZ_SECONDS=120 long
+FUZZ_SECONDS ?= 120
 fuzz:
 	@tools/setup.sh fuzz
-	@$(MAKE) --no-print-directory -s -j$(JOBS) CC=clang BUILD=$(BUILD)/fuzz \
-	    OPT="-O1 -fsanitize=fuzzer-no-link,address,undefined" fuzz-bins
-fuzz-bins: $(patsubst tests/%.c,$(BUILD)/%,$(wildcard tests/fuzz/f_*.c))
-$(BUILD)/fuzz/%: $(BUILD)/tests/fuzz/%.o $(app_libs)
-	@mkdir -p $(@D)
-	$(CC) $(CFLAGS) -fsanitize=fuzzer -o $@ $^ $(LDLIBS_json) $(LDLIBS_app) $(LDLIBS_core)
-.PHONY: fuzz-bins
+	@tests/fuzz/run.sh $(FUZZ_SECONDS) $(BUILD)/fuzz
 
 #: make dspark-acceptance  five prompts, plain against DSpark, byte for byte
 dspark-acceptance: ds4

@@ -75,8 +75,9 @@ says "a broken conversation says where" 1 'c.json: .*byte' --render "$dir/c.json
 
 # ---- with a model ----
 if [ ! -e "$model" ] || [ ! -e "$support" ]; then
-    echo "skip the rest: skipped (no $model, $support)"
-    exit 0
+    [ "${DS4_DSPARK_FIXTURE_ALLOW_SKIP:-0}" = 1 ] && echo "skip the rest: skipped (no $model)" && exit 0
+    bad "the small model is there" "$model and $support are needed"
+    exit 1
 fi
 answer() { "$ds4" -m "$model" --temp 0 --nothink --tokens 24 "$@" 2>"$dir/err" </dev/null; }
 
