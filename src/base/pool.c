@@ -17,6 +17,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 enum { SPINS = 600 }; /* of one pause each: about 10 to 30 microseconds */
 
@@ -54,10 +55,12 @@ static inline void relax(void)
 int pool_cpus(void)
 {
     cpu_set_t set;
+    long n;
     if (sched_getaffinity(0, sizeof set, &set))
-        return 1;
-    int n = CPU_COUNT(&set);
-    return n > 0 ? n : 1;
+        n = sysconf(_SC_NPROCESSORS_ONLN); /* more CPUs than the set can hold */
+    else
+        n = CPU_COUNT(&set);
+    return n < 1 ? 1 : n > POOL_MAX_THREADS ? POOL_MAX_THREADS : (int)n;
 }
 
 static void run_share(const pool *p, int id)

@@ -57,8 +57,8 @@ static size_t left(const cursor *c) { return c->part->len - c->at; }
 static int take(cursor *c, size_t n, const char *field, const uint8_t **p)
 {
     if (n > left(c))
-        return FAIL(c, "%s at byte %zu needs %zu bytes, the file ends at byte %zu: it is truncated or damaged, download "
-                    "it again", field, c->at, n, c->part->len);
+        return FAIL(c, "%s at byte %zu needs %zu bytes, the file ends at byte %zu: it is truncated or damaged, "
+                    "download it again", field, c->at, n, c->part->len);
     *p = c->part->base + c->at;
     c->at += n;
     return 0;
