@@ -26,7 +26,7 @@ enum cli_kind {
     CLI_FLAG,   /* bool: becomes true */
     CLI_SET,    /* int: becomes lo */
     CLI_WORD,   /* const char *: becomes `choices`; an option that stands for a value of another one */
-    CLI_TEXT,   /* const char *: points into argv; may not be empty */
+    CLI_TEXT,   /* const char *: points into argv */
     CLI_INT,    /* int in [lo, hi] */
     CLI_U64,    /* cli_u64 */
     CLI_REAL,   /* float in [lo, hi] */

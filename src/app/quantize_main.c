@@ -7,6 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "app/cli_opts.h"
 #include "convert/convert.h"
 #include "convert/par.h"
 #include "file/quant.h"
@@ -14,41 +15,41 @@
 enum { EXIT_OK = 0, EXIT_FAILED = 1, EXIT_USAGE = 2 };
 
 typedef struct options {
-    const char *hf, *out, *recipe, *imatrix, *name, *experts, *dense, *layout;
-    long threads;
+    const char *hf, *out, *recipe, *imatrix, *name, *experts, *dense;
+    int threads, layout;
     bool drafter, dry_run, strict, help;
 } options;
 
-enum kind { TEXT, FLAG, NUMBER };
-
-typedef struct option_row { const char *name, *arg, *help; enum kind kind; size_t at; } option_row;
-
-#define AT(f) offsetof(options, f)
-static const option_row table[] = {
-    {"--hf", "DIR", "checkpoint directory: config.json, *.safetensors, tokenizer.json", TEXT, AT(hf)},
-    {"--out", "FILE", "GGUF file to write (replaced only when the new one is complete)", TEXT, AT(out)},
-    {"--recipe", "R", "types of the tensors, see below", TEXT, AT(recipe)},
-    {"--dspark-support", NULL, "write the DSpark drafter (mtp.N tensors) instead of the trunk", FLAG, AT(drafter)},
-    {"--imatrix", "FILE", "importance matrix (legacy .dat); without it: column sums of squared weights", TEXT,
-        AT(imatrix)},
-    {"--experts", "TYPE", "type of all routed experts instead of the recipe's", TEXT, AT(experts)},
-    {"--dense", "TYPE", "type of attention, shared-expert and head matrices instead of the recipe's", TEXT, AT(dense)},
-    {"--layout", "L", "ds4 (default) or llama: names and shapes of llama.cpp's files", TEXT, AT(layout)},
-    {"--name", "STR", "general.name of the file", TEXT, AT(name)},
-    {"--threads", "N", "worker threads (default: processors online)", NUMBER, AT(threads)},
-    {"--strict", NULL, "a type that a shape cannot take is an error instead of a fallback", FLAG, AT(strict)},
-    {"--dry-run", NULL, "check everything, list the planned tensors, write nothing", FLAG, AT(dry_run)},
-    {"--help", NULL, "this text", FLAG, AT(help)},
+#define AT(f) .at = offsetof(options, f)
+static const cli_opt table[] = {
+    {"--hf", NULL, "DIR", CLI_TEXT, AT(hf), .help = "checkpoint directory: config.json, *.safetensors, tokenizer.json"},
+    {"--out", NULL, "FILE", CLI_TEXT, AT(out),
+     .help = "GGUF file to write (replaced only when the new one is complete)"},
+    {"--recipe", NULL, "R", CLI_TEXT, AT(recipe), .help = "types of the tensors, see below"},
+    {"--dspark-support", NULL, NULL, CLI_FLAG, AT(drafter),
+     .help = "write the DSpark drafter (mtp.N tensors) instead of the trunk"},
+    {"--imatrix", NULL, "FILE", CLI_TEXT, AT(imatrix),
+     .help = "importance matrix (legacy .dat); without it: column sums of squared weights"},
+    {"--experts", NULL, "TYPE", CLI_TEXT, AT(experts), .help = "type of all routed experts instead of the recipe's"},
+    {"--dense", NULL, "TYPE", CLI_TEXT, AT(dense),
+     .help = "type of attention, shared-expert and head matrices instead of the recipe's"},
+    {"--layout", NULL, "L", CLI_CHOICE, AT(layout), .choices = "ds4|llama",
+     .help = "ds4 (default) or llama: names and shapes of llama.cpp's files"},
+    {"--name", NULL, "STR", CLI_TEXT, AT(name), .help = "general.name of the file"},
+    {"--threads", NULL, "N", CLI_INT, AT(threads), .lo = 1, .hi = PAR_MAX_THREADS,
+     .help = "worker threads (default: processors online)"},
+    {"--strict", NULL, NULL, CLI_FLAG, AT(strict),
+     .help = "a type that a shape cannot take is an error instead of a fallback"},
+    {"--dry-run", NULL, NULL, CLI_FLAG, AT(dry_run),
+     .help = "check everything, list the planned tensors, write nothing"},
+    {"--help", "-h", NULL, CLI_FLAG, AT(help), .help = "this text"},
 };
 enum { N_OPTIONS = sizeof table / sizeof *table };
 
 static void print_help(FILE *f)
 {
     fputs("usage: ds4-quantize --hf DIR --out FILE --recipe R [options]\n\n", f);
-    for (int i = 0; i < N_OPTIONS; i++) {
-        int n = fprintf(f, "  %s%s%s", table[i].name, table[i].arg ? " " : "", table[i].arg ? table[i].arg : "");
-        fprintf(f, "%*s%s\n", n < 22 ? 22 - n : 1, "", table[i].help);
-    }
+    cli_help(f, table, N_OPTIONS);
     fputs("\nrecipes:\n", f);
     for (const plan_recipe *r = plan_recipes; r->name; r++)
         fprintf(f, "  %-8s %s\n", r->name, r->text);
@@ -61,40 +62,6 @@ static int usage(const char *what, const char *arg)
 {
     fprintf(stderr, "ds4-quantize: %s%s%s (see --help)\n", what, arg ? " " : "", arg ? arg : "");
     return EXIT_USAGE;
-}
-
-static const option_row *find_option(const char *name)
-{
-    for (int i = 0; i < N_OPTIONS; i++)
-        if (!strcmp(table[i].name, name))
-            return &table[i];
-    return NULL;
-}
-
-static int parse(options *o, int argc, char **argv)
-{
-    for (int i = 1; i < argc; i++) {
-        const option_row *r = find_option(argv[i]);
-        if (!r)
-            return usage(argv[i][0] == '-' ? "unknown option" : "unexpected argument", argv[i]);
-        char *field = (char *)o + r->at;
-        if (r->kind == FLAG) {
-            *(bool *)field = true;
-            continue;
-        }
-        if (++i >= argc)
-            return usage("missing value after", r->name);
-        if (r->kind == TEXT) {
-            *(const char **)field = argv[i];
-            continue;
-        }
-        char *end;
-        long v = strtol(argv[i], &end, 10);
-        if (*end || end == argv[i] || v < 1 || v > PAR_MAX_THREADS)
-            return usage("--threads wants a number in 1..256, found", argv[i]);
-        *(long *)field = v;
-    }
-    return 0;
 }
 
 /* "[256, 32, 8]" in GGUF order. */
@@ -157,7 +124,7 @@ static int fill(conv_options *c, const options *o)
 {
     uint32_t type;
     *c = (conv_options){.hf_dir = o->hf, .out = o->out, .imatrix = o->imatrix, .name = o->name, .drafter = o->drafter,
-                        .threads = (int)o->threads, .progress = on_tensor,
+                        .threads = o->threads, .progress = on_tensor,
                         .plan = {.experts = -1, .dense = -1, .strict = o->strict}};
     if (!o->hf || !o->recipe || (!o->out && !o->dry_run))
         return usage("--hf, --recipe and --out are needed", NULL);
@@ -171,9 +138,7 @@ static int fill(conv_options *c, const options *o)
         return usage("unknown type after --dense:", o->dense);
     if (o->dense)
         c->plan.dense = type;
-    if (o->layout && strcmp(o->layout, "ds4") && strcmp(o->layout, "llama"))
-        return usage("--layout is ds4 or llama, found", o->layout);
-    c->plan.llama = o->layout && !strcmp(o->layout, "llama");
+    c->plan.llama = o->layout == 1;
     return 0;
 }
 
@@ -202,17 +167,17 @@ int main(int argc, char **argv)
 {
     options o = {0};
     conv_options c;
-    int rc = parse(&o, argc, argv);
-    if (rc)
-        return rc;
+    ds4_err e = {0};
+    if (cli_parse(table, N_OPTIONS, argc, argv, &o, &e))
+        return usage(e.msg, NULL);
     if (o.help) {
         print_help(stdout);
         return EXIT_OK;
     }
     if (!o.threads) {
         long n = sysconf(_SC_NPROCESSORS_ONLN);
-        o.threads = n < 1 ? 1 : n > PAR_MAX_THREADS ? PAR_MAX_THREADS : n;
+        o.threads = n < 1 ? 1 : n > PAR_MAX_THREADS ? PAR_MAX_THREADS : (int)n;
     }
-    rc = fill(&c, &o);
+    int rc = fill(&c, &o);
     return rc ? rc : work(&c, &o);
 }
