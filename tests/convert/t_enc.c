@@ -218,31 +218,46 @@ static void importance_lowers_the_weighted_error(void **state)
     }
 }
 
-/* For the scales the encoder chose, no grid row with any legal signs may be better than its own. */
+/* Smallest squared error of 8 values over all grid rows and all legal signs. */
+static double best_row_error(const float *v, double db)
+{
+    double best = INFINITY;
+    for (int g = 0; g < 256; g++)
+        for (int sign = 0; sign < 128; sign++) {
+            double err = 0;
+            for (int i = 0; i < 8; i++) {
+                double m = db * (double)(quant_iq2xxs_grid[g] >> (8 * i) & 255);
+                double d = v[i] - (quant_iq2xxs_signs[sign] >> i & 1 ? -m : m);
+                err += d * d;
+            }
+            best = err < best ? err : best;
+        }
+    return best;
+}
+
+/* For the scales the encoder chose, no grid row with any legal signs may be better than its own; odd blocks hold
+ * values of like size, where the forced sign matters most. */
 static void iq2_xxs_rows_are_optimal(void **state)
 {
-    quant_iq2_xxs q;
     (void)state;
-    gaussian(0.5f);
-    enc_row(Q_IQ2_XXS, x, NULL, &q, 256);
-    quant_decode(Q_IQ2_XXS, &q, y, 256);
-    for (int row = 0; row < 32; row++) {
-        int s = q.q[row / 4 * 4 + 3] >> 12;
-        double db = (double)num_f16(q.d) * (2 * s + 1) * 0.125, own = 0, best = INFINITY;
-        for (int i = 0; i < 8; i++)
-            own += (double)(x[8 * row + i] - y[8 * row + i]) * (x[8 * row + i] - y[8 * row + i]);
-        for (int g = 0; g < 256; g++)
-            for (int sign = 0; sign < 128; sign++) {
-                double err = 0;
-                for (int i = 0; i < 8; i++) {
-                    double v = db * (double)(quant_iq2xxs_grid[g] >> (8 * i) & 255);
-                    double d = x[8 * row + i] - (quant_iq2xxs_signs[sign] >> i & 1 ? -v : v);
-                    err += d * d;
-                }
-                best = err < best ? err : best;
-            }
-        if (own > best * 1.0001 + 1e-9)
-            fail_msg("row %d: error %g, best %g", row, own, best);
+    rng r = {31};
+    for (int blk = 0; blk < 8; blk++) {
+        quant_iq2_xxs q;
+        for (int i = 0; i < 256; i++) {
+            x[i] = rng_gauss(&r) * 0.5f;
+            if (blk & 1)
+                x[i] = (x[i] < 0 ? -1 : 1) * (1 + 0.3f * fabsf(x[i]));
+        }
+        enc_row(Q_IQ2_XXS, x, NULL, &q, 256);
+        quant_decode(Q_IQ2_XXS, &q, y, 256);
+        for (int row = 0; row < 32; row++) {
+            int s = q.q[row / 4 * 4 + 3] >> 12;
+            double own = 0, best = best_row_error(x + 8 * row, (double)num_f16(q.d) * (2 * s + 1) * 0.125);
+            for (int i = 8 * row; i < 8 * row + 8; i++)
+                own += (double)(x[i] - y[i]) * (x[i] - y[i]);
+            if (own > best * 1.0001 + 1e-9)
+                fail_msg("block %d, row %d: error %g, best %g", blk, row, own, best);
+        }
     }
 }
 
