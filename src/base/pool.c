@@ -19,7 +19,12 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { SPINS = 600 }; /* of one pause each: about 10 to 30 microseconds */
+#include "base/clock.h"
+
+/* Spinning before sleep: longer than the serial code between two loops of a forward, shorter than what a wasted
+ * wait may cost on a busy machine. The clock is read every few pauses, whose length differs tenfold between CPUs. */
+static const double spin_seconds = 30e-6;
+enum { PAUSES_PER_LOOK = 16 };
 
 typedef struct worker {
     pool *p;
@@ -29,7 +34,7 @@ typedef struct worker {
 
 struct pool {
     int n;
-    int spins; /* 0 when there are more threads than CPUs: spinning would take the CPU of the one waited for */
+    bool spin; /* not when there are more threads than CPUs: spinning would take the CPU of the one waited for */
     pool_fn fn;
     void *ctx;
     int ntasks;
@@ -71,13 +76,30 @@ static void run_share(const pool *p, int id)
         p->fn(p->ctx, t);
 }
 
+typedef struct spinner {
+    unsigned pauses;
+    double until;
+} spinner;
+
+/* One pause; false when it is time to sleep. */
+static bool spin_on(const pool *p, spinner *s)
+{
+    if (!p->spin)
+        return false;
+    relax();
+    if (++s->pauses % PAUSES_PER_LOOK)
+        return true;
+    double now = clock_now();
+    if (s->pauses == PAUSES_PER_LOOK)
+        s->until = now + spin_seconds;
+    return now < s->until;
+}
+
 static void wait_round(pool *p, unsigned seen)
 {
-    for (int i = 0; i < p->spins; i++) {
+    for (spinner s = {0}; spin_on(p, &s);)
         if (atomic_load_explicit(&p->round, memory_order_acquire) != seen)
             return;
-        relax();
-    }
     pthread_mutex_lock(&p->lock);
     atomic_fetch_add(&p->sleepers, 1);
     while (atomic_load(&p->round) == seen)
@@ -115,11 +137,9 @@ static void start_round(pool *p)
 
 static void wait_done(pool *p)
 {
-    for (int i = 0; i < p->spins * 4; i++) {
+    for (spinner s = {0}; spin_on(p, &s);)
         if (!atomic_load_explicit(&p->busy, memory_order_acquire))
             return;
-        relax();
-    }
     pthread_mutex_lock(&p->lock);
     atomic_store(&p->caller_sleeps, 1);
     while (atomic_load(&p->busy))
@@ -193,7 +213,7 @@ int pool_create(pool **out, int n, ds4_err *e)
         return ds4_fail(e, DS4_ENOMEM, "no memory for %d threads", n);
     memset(p, 0, bytes);
     p->n = n;
-    p->spins = n <= pool_cpus() ? SPINS : 0;
+    p->spin = n <= pool_cpus();
     pthread_mutex_init(&p->lock, NULL);
     pthread_cond_init(&p->work, NULL);
     pthread_cond_init(&p->done, NULL);
