@@ -9,7 +9,7 @@
 bool session_assert(const session *s)
 {
     assert(0 <= s->pos && s->pos <= s->high && s->high <= s->ctx);
-    assert(s->absorbed <= s->pos);
+    assert(s->absorbed <= s->pos && 0 <= s->low && s->low <= s->pos);
     assert(s->logits_row < BE_NARROW);
     switch (s->state) {
     case SESSION_EMPTY: assert(s->pos == 0 && s->open == 0); break;
@@ -42,7 +42,7 @@ int session_reset(session *s, ds4_err *e)
         s->state = SESSION_POISONED;
         return rc;
     }
-    s->pos = s->high = s->open = s->absorbed = 0;
+    s->pos = s->high = s->low = s->open = s->absorbed = 0;
     s->logits_row = -1;
     s->state = SESSION_EMPTY;
     return 0;
@@ -107,7 +107,7 @@ void session_commit(session *s, int a, int logits_row)
 
 bool session_can_rewind(const session *s, int pos)
 {
-    return pos == 0 || s->high - pos <= kv_rewind_room(s->k);
+    return pos == 0 || (pos >= s->low && s->high - pos <= kv_rewind_room(s->k));
 }
 
 int session_rewind(session *s, int pos, ds4_err *e)
@@ -126,7 +126,7 @@ int session_rewind(session *s, int pos, ds4_err *e)
     s->logits_row = -1;
     s->state = pos ? SESSION_READY : SESSION_EMPTY;
     if (pos == 0)
-        s->high = 0;
+        s->high = s->low = 0;
     return 0;
 }
 

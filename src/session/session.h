@@ -8,6 +8,7 @@
  *   5. logits_row >= 0 only if scratch row logits_row holds the logits of position pos - 1 and nothing overwrote it.
  *   6. absorbed <= pos: drafter rings hold the rows of [max(0, absorbed - window), absorbed).
  *   7. high - pos <= rewind room whenever the windows below pos are used (rewind refuses otherwise).
+ *   8. low <= pos: rows that only positions below low would need were never restored by the load that set it (0: nothing was loaded).
  *
  *           begin(n)                commit(a), 0 <= a <= n
  *   EMPTY ------------> OPEN ----------------------------> READY (EMPTY if pos = 0)
@@ -35,7 +36,7 @@ typedef struct session {
     /* state */
     enum session_state state;
     int32_t *tokens; /* [ctx] */
-    int pos, high, open, absorbed;
+    int pos, high, low, open, absorbed;
     int logits_row;
 } session;
 
@@ -60,8 +61,8 @@ void session_commit(session *s, int a, int logits_row);
  * else starts over; feeds the rest in chunks that end at fixed absolute positions. *fed (may be NULL) gets the number of tokens fed. */
 int session_sync(session *s, const int32_t *tokens, int n, session_progress cb, void *ctx, int *fed, ds4_err *e);
 
-/* Moves pos back. Legal while every window below still holds: high - pos <= kv_rewind_room, or pos = 0. DS4_ESTATE otherwise: the caller
- * reloads a snapshot or feeds again. */
+/* Moves pos back. Legal while every window below still holds: high - pos <= kv_rewind_room and pos >= low (after a load: one token), or
+ * pos = 0. DS4_ESTATE otherwise: the caller reloads a snapshot or feeds again. */
 int session_rewind(session *s, int pos, ds4_err *e);
 bool session_can_rewind(const session *s, int pos);
 
@@ -74,7 +75,10 @@ bool session_assert(const session *s);
 /* --- snapshot.c: save and load ------------------------------------------------------------------------------------------------
  * File: magic, format version, model identity, counts, tokens, every defining field's rows, CRC-32C per section. Written under a temporary
  * name and renamed. Load checks everything before the session is touched: a foreign, truncated or corrupt file is refused (DS4_EFORMAT
- * or DS4_EMODEL, one line) and left alone; a loaded session continues bit-identically to the one that was saved. */
+ * or DS4_EMODEL, one line; DS4_EARG if it holds more tokens than the context) and left alone; a loaded session continues bit-identically
+ * to the one that was saved. It has no logits (session_sync feeds the last token again) and absorbed = 0: the drafter's rings are made again
+ * from the restored taps. A file with taps loads into a session without drafter, not the other way round. Should the file change or the
+ * device fail between check and load, the session is left empty (poisoned). */
 int session_save(const session *s, const char *path, ds4_err *e);
 int session_load(session *s, const char *path, ds4_err *e);
 
