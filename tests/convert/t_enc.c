@@ -246,7 +246,7 @@ static void iq2_xxs_rows_are_optimal(void **state)
         for (int i = 0; i < 256; i++) {
             x[i] = rng_gauss(&r) * 0.5f;
             if (blk & 1)
-                x[i] = (x[i] < 0 ? -1 : 1) * (1 + 0.3f * fabsf(x[i]));
+                x[i] = (x[i] < 0 ? -1 : 1) * (float)(rng_u32(&r) % 1000) / 1000;
         }
         enc_row(Q_IQ2_XXS, x, NULL, &q, 256);
         quant_decode(Q_IQ2_XXS, &q, y, 256);
