@@ -235,8 +235,8 @@ static double best_row_error(const float *v, double db)
     return best;
 }
 
-/* For the scales the encoder chose, no grid row with any legal signs may be better than its own; odd blocks hold
- * values of like size, where the forced sign matters most. */
+/* For the scales the encoder chose, no grid row with any legal signs may be better than its own; odd blocks are
+ * uniform, where the price of a forced sign decides more often. */
 static void iq2_xxs_rows_are_optimal(void **state)
 {
     (void)state;
