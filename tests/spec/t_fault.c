@@ -4,7 +4,7 @@
 
 #include "backend/cpu/cpu.h"
 #include "spec/cycle.h"
-#include "util/tiny.h"
+#include "util/tiny_v4.h"
 
 typedef struct faults { int in, hits; } faults;
 static faults host, device; /* countdowns: the call that reaches 0 fails; negative: never */
@@ -43,11 +43,24 @@ typedef struct stack {
     cycle c;
 } stack;
 
-static int open_stack(stack *x, const tiny_file *ft, const tiny_file *fd, ds4_err *e)
+typedef struct files { uint8_t *t, *d; size_t nt, nd; } files;
+
+static files make_files(void)
+{
+    files f;
+    gb t = v4_trunk(), d = v4_drafter(false);
+    f.t = gb_bytes(&t, &f.nt);
+    f.d = gb_bytes(&d, &f.nd);
+    gb_free(&t);
+    gb_free(&d);
+    return f;
+}
+
+static int open_stack(stack *x, const files *f, ds4_err *e)
 {
     memset(x, 0, sizeof *x);
-    int rc = gguf_open_mem(&x->t, ft->p, ft->n, "tiny", e);
-    rc = rc ? rc : gguf_open_mem(&x->d, fd->p, fd->n, "drafter", e);
+    int rc = gguf_open_mem(&x->t, f->t, f->nt, "tiny", e);
+    rc = rc ? rc : gguf_open_mem(&x->d, f->d, f->nd, "drafter", e);
     rc = rc ? rc : backend_open(&x->b, &(backend_options){"cpu", 1, BE_ACT_Q8}, e);
     if (!rc) {
         real_ops = faulty_ops = *x->b->op;
@@ -86,7 +99,7 @@ static int work(stack *x, ds4_err *e)
     int n;
     uint64_t h;
     for (int i = 0; i < 70; i++)
-        in[i] = (i * 37) % 500;
+        in[i] = (i * 37) % 300;
     int rc = session_sync(&x->s, in, 70, NULL, NULL, NULL, e);
     rc = rc ? rc : cycle_choose(&x->c, &x->s, x->s.logits_row, 1, x->s.pos, &anchor, e);
     for (int i = 0; i < 3 && !rc; i++) {
@@ -107,12 +120,12 @@ static void check_failed(const stack *x, int rc, const ds4_err *e)
 static void each_device_allocation(void **u)
 {
     (void)u;
-    tiny_file ft = tiny_trunk(1), fd = tiny_drafter(1);
+    files f = make_files();
     for (int k = 1;; k++) {
         stack x;
         ds4_err e = {0};
         device = (faults){k, 0};
-        int rc = open_stack(&x, &ft, &fd, &e);
+        int rc = open_stack(&x, &f, &e);
         bool hit = device.in == 0;
         device.in = -1;
         if (hit)
@@ -126,7 +139,7 @@ static void each_device_allocation(void **u)
             break;
         }
     }
-    free(ft.p), free(fd.p);
+    free(f.t), free(f.d);
 }
 
 static void each_host_allocation(void **u)
@@ -134,12 +147,12 @@ static void each_host_allocation(void **u)
     (void)u;
     if (!HOST_FAULTS)
         UNIT_SKIP("the sanitizer owns malloc");
-    tiny_file ft = tiny_trunk(1), fd = tiny_drafter(1);
+    files f = make_files();
     for (int k = 1;; k += k < 60 ? 1 : 13) {
         stack x;
         ds4_err e = {0};
         host = (faults){k, 0};
-        int rc = open_stack(&x, &ft, &fd, &e);
+        int rc = open_stack(&x, &f, &e);
         if (!rc)
             rc = work(&x, &e);
         bool hit = host.in == 0;
@@ -155,17 +168,17 @@ static void each_host_allocation(void **u)
             break;
         }
     }
-    free(ft.p), free(fd.p);
+    free(f.t), free(f.d);
 }
 
 static void each_wait(void **u)
 {
     (void)u;
-    tiny_file ft = tiny_trunk(1), fd = tiny_drafter(1);
+    files f = make_files();
     for (int k = 1; k < 40; k++) {
         stack x;
         ds4_err e = {0}, e2 = {0};
-        assert_int_equal(open_stack(&x, &ft, &fd, &e), 0);
+        assert_int_equal(open_stack(&x, &f, &e), 0);
         backend_fault_after(x.b, k);
         int rc = work(&x, &e);
         if (rc) {
@@ -185,7 +198,7 @@ static void each_wait(void **u)
             break;
         }
     }
-    free(ft.p), free(fd.p);
+    free(f.t), free(f.d);
 }
 
 int main(void)
