@@ -1,11 +1,12 @@
 /* snapshot.c: a session on disk.
  *
  *   [header 64][section: tokens][section: field 0] ... [section: field n-1 (the taps, if there are any)]
- *   section = [head 32][data]; its CRC-32C covers the head before it and the data. Little endian, floats as they are in memory.
+ *   section = [head 32][data]; its CRC-32C covers the head before it and the data. Little endian, floats as they are in
+ * memory.
  *
- * Every size follows from the header's token count and from the session's own shapes, so nothing in a file makes us allocate: a file that
- * is not exactly as long as it should be is refused before anything is read. Loading reads the file twice: all of it is checked before the
- * session is touched. */
+ * Every size follows from the header's token count and from the session's own shapes, so nothing in a file makes us
+ * allocate: a file that is not exactly as long as it should be is refused before anything is read. Loading reads the
+ * file twice: all of it is checked before the session is touched. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
@@ -23,14 +24,14 @@ static const char magic[8] = "DS4SNAP";
 typedef struct header {
     char magic[8];
     uint32_t version;
-    uint32_t sim;      /* enum kv_sim: which roundings the rows went through */
-    uint64_t model;    /* identity of the trunk */
-    uint64_t taps;     /* hash of the tapped layers, 0 without taps */
-    uint32_t pos;      /* tokens */
+    uint32_t sim;   /* enum kv_sim: which roundings the rows went through */
+    uint64_t model; /* identity of the trunk */
+    uint64_t taps;  /* hash of the tapped layers, 0 without taps */
+    uint32_t pos;   /* tokens */
     uint32_t tap_width;
-    uint32_t fields;   /* sections behind the tokens */
+    uint32_t fields; /* sections behind the tokens */
     uint32_t zero[4];
-    uint32_t crc;      /* of all before it */
+    uint32_t crc; /* of all before it */
 } header;
 
 typedef struct section {
@@ -54,15 +55,22 @@ static section tokens_section(uint32_t pos) { return (section){.kind = 0, .width
 
 static section field_section(const kv_field *f, uint32_t pos)
 {
-    return (section){.kind = 1, .width = (uint32_t)f->store.width, .keep = (uint32_t)f->keep, .ratio = (uint32_t)f->ratio,
+    return (section){.kind = 1,
+                     .width = (uint32_t)f->store.width,
+                     .keep = (uint32_t)f->keep,
+                     .ratio = (uint32_t)f->ratio,
                      .rows = (uint64_t)kv_field_rows(f, (int)pos)};
 }
 
 static header make_header(const session *s)
 {
     const model *m = s->m;
-    header h = {.version = VERSION, .sim = (uint32_t)m->sim, .model = m->identity, .pos = (uint32_t)s->pos,
-                .tap_width = (uint32_t)s->k->tap.width, .fields = (uint32_t)s->k->fields};
+    header h = {.version = VERSION,
+                .sim = (uint32_t)m->sim,
+                .model = m->identity,
+                .pos = (uint32_t)s->pos,
+                .tap_width = (uint32_t)s->k->tap.width,
+                .fields = (uint32_t)s->k->fields};
     memcpy(h.magic, magic, sizeof magic);
     if (h.tap_width)
         h.taps = hash64(m->ds.target, (size_t)m->ds.targets * sizeof *m->ds.target, 1);
@@ -153,8 +161,8 @@ static int reader_open(reader *r, const char *path, ds4_err *e)
         rc = ds4_fail(e, DS4_EFORMAT, "%s: not a regular file", path);
     r->size = rc ? 0 : (uint64_t)st.st_size;
     if (!rc && r->size < sizeof r->h)
-        rc = ds4_fail(e, DS4_EFORMAT, "%s: not a snapshot: %llu bytes, at least %zu expected", path, (unsigned long long)r->size,
-                      sizeof r->h);
+        rc = ds4_fail(e, DS4_EFORMAT, "%s: not a snapshot: %llu bytes, at least %zu expected", path,
+                      (unsigned long long)r->size, sizeof r->h);
     if (!rc)
         rc = read_all(r, &r->h, sizeof r->h, e);
     if (rc)
@@ -169,12 +177,13 @@ static int check_header(const reader *r, const session *s, ds4_err *e)
     if (memcmp(h->magic, magic, sizeof magic))
         return ds4_fail(e, DS4_EFORMAT, "%s: not a ds4 snapshot", r->path);
     if (h->version != VERSION)
-        return ds4_fail(e, DS4_EFORMAT, "%s: snapshot format %u, this program reads format %d: make it anew", r->path, h->version, VERSION);
+        return ds4_fail(e, DS4_EFORMAT, "%s: snapshot format %u, this program reads format %d: make it anew", r->path,
+                        h->version, VERSION);
     if (h->crc != hash_crc32c(0, h, offsetof(header, crc)))
         return ds4_fail(e, DS4_EFORMAT, "%s: the snapshot's header is damaged", r->path);
     if (h->model != want.model)
-        return ds4_fail(e, DS4_EMODEL, "%s: the snapshot belongs to another model (%016llx, this one is %016llx)", r->path,
-                        (unsigned long long)h->model, (unsigned long long)want.model);
+        return ds4_fail(e, DS4_EMODEL, "%s: the snapshot belongs to another model (%016llx, this one is %016llx)",
+                        r->path, (unsigned long long)h->model, (unsigned long long)want.model);
     if (h->sim != want.sim)
         return ds4_fail(e, DS4_EMODEL, "%s: the snapshot was made with another --kv-sim setting", r->path);
     if (want.tap_width && (h->tap_width != want.tap_width || h->taps != want.taps))
@@ -183,11 +192,13 @@ static int check_header(const reader *r, const session *s, ds4_err *e)
     if (h->fields != want.fields + (h->tap_width && !want.tap_width))
         return ds4_fail(e, DS4_EFORMAT, "%s: the snapshot has %u parts, expected %u", r->path, h->fields, want.fields);
     if (h->pos < 1 || h->pos > (uint32_t)s->ctx)
-        return ds4_fail(e, DS4_EARG, "%s: the snapshot holds %u tokens, the context %d: use a larger --ctx", r->path, h->pos, s->ctx);
+        return ds4_fail(e, DS4_EARG, "%s: the snapshot holds %u tokens, the context %d: use a larger --ctx", r->path,
+                        h->pos, s->ctx);
     return 0;
 }
 
-/* Section i of the file as it must be: tokens, our fields, and the taps of a file with a drafter that this session lacks. */
+/* Section i of the file as it must be: tokens, our fields, and the taps of a file with a drafter that this session
+ * lacks. */
 static section expected(const reader *r, const session *s, int i)
 {
     if (i == 0)
@@ -208,7 +219,8 @@ static int check_size(const reader *r, const session *s, ds4_err *e)
     }
     if (r->size != want)
         return ds4_fail(e, DS4_EFORMAT, "%s: the snapshot is %s: %llu bytes, expected %llu", r->path,
-                        r->size < want ? "truncated" : "too long", (unsigned long long)r->size, (unsigned long long)want);
+                        r->size < want ? "truncated" : "too long", (unsigned long long)r->size,
+                        (unsigned long long)want);
     return 0;
 }
 
@@ -314,7 +326,8 @@ int session_load(session *s, const char *path, ds4_err *e)
     reader r;
     if (s->state == SESSION_OPEN || s->state == SESSION_POISONED)
         return ds4_fail(e, DS4_ESTATE, "%s: not loaded: the session %s", path,
-                        s->state == SESSION_OPEN ? "is in the middle of a forward" : "is poisoned by an earlier backend failure: reset it");
+                        s->state == SESSION_OPEN ? "is in the middle of a forward"
+                                                 : "is poisoned by an earlier backend failure: reset it");
     int rc = reader_open(&r, path, e);
     if (rc)
         return rc;

@@ -1,5 +1,5 @@
-/* Numerics without the large golden data: the tiny hash-defined model against logits and drafts of a build that passed the oracle tests.
- * `t_golden --write` stores them anew (only after the oracle tests passed). */
+/* Numerics without the large golden data: the tiny hash-defined model against logits and drafts of a build that passed
+ * the oracle tests. `t_golden --write` stores them anew (only after the oracle tests passed). */
 #include <math.h>
 #include <stdio.h>
 
@@ -85,7 +85,8 @@ static int by_value(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* Values near a rounding border may round the other way on another machine: the median must hold, and the first positions. */
+/* Values near a rounding border may round the other way on another machine: the median must hold, and the first
+ * positions. */
 static void full_logits(void **s)
 {
     (void)s;
@@ -98,11 +99,13 @@ static void full_logits(void **s)
     for (int i = 0; i < 3; i++)
         first = fmax(first, d[i]);
     qsort(d, N_AT, sizeof *d, by_value);
-    print_message("  median difference %.2g, largest %.2g; positions 0 to 2 within %.2g\n", d[N_AT / 2], d[N_AT - 1], first);
+    print_message("  median difference %.2g, largest %.2g; positions 0 to 2 within %.2g\n", d[N_AT / 2], d[N_AT - 1],
+                  first);
     assert_true(d[N_AT / 2] <= 0.1 && first <= 5e-3);
 }
 
-/* int8 activations: the error is noise of a known size, not a fault. (No stored bits: exp and friends come from the C library.) */
+/* int8 activations: the error is noise of a known size, not a fault. (No stored bits: exp and friends come from the C
+ * library.) */
 static void int8_activations_stay_close(void **s)
 {
     (void)s;
@@ -120,8 +123,8 @@ static void int8_activations_stay_close(void **s)
         ratio[i] = sqrt(sum / all);
     }
     qsort(ratio, N_AT, sizeof *ratio, by_value);
-    print_message("  RMS of the difference over RMS of the logits: %.4f to %.4f, median %.4f\n", ratio[0], ratio[N_AT - 1],
-                  ratio[N_AT / 2]);
+    print_message("  RMS of the difference over RMS of the logits: %.4f to %.4f, median %.4f\n", ratio[0],
+                  ratio[N_AT - 1], ratio[N_AT / 2]);
     assert_true(ratio[0] > 1e-4 && ratio[0] < 0.03 && ratio[N_AT / 2] < 0.05);
 }
 
@@ -193,8 +196,8 @@ int main(int argc, char **argv)
     if (argc > 1 && !strcmp(argv[1], "--write"))
         return write_golden();
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(float_logits_and_drafts),        cmocka_unit_test(full_logits),
-        cmocka_unit_test(int8_activations_stay_close),    cmocka_unit_test(plain_and_vector_kernels_agree),
+        cmocka_unit_test(float_logits_and_drafts),     cmocka_unit_test(full_logits),
+        cmocka_unit_test(int8_activations_stay_close), cmocka_unit_test(plain_and_vector_kernels_agree),
         cmocka_unit_test(drafter_layouts_agree),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,5 +1,5 @@
-/* Positional state under speculation: rings against a model that keeps everything, and any mixture of forwards, partial commits and aborts
- * against decoding one token at a time. */
+/* Positional state under speculation: rings against a model that keeps everything, and any mixture of forwards, partial
+ * commits and aborts against decoding one token at a time. */
 #include <stdio.h>
 
 #include "util/v4_rig.h"
@@ -98,7 +98,8 @@ static void rings_equal_keeping_everything(void **state)
     free(b);
 }
 
-/* A forward of n rows at p: the first `good` are the true tokens, the others are wrong. Returns 0 if the good rows' logits are right. */
+/* A forward of n rows at p: the first `good` are the true tokens, the others are wrong. Returns 0 if the good rows'
+ * logits are right. */
 static int speculate(v4_rig *t, const straight *s, int p, int n, int good)
 {
     int32_t ids[CTX];
@@ -226,9 +227,12 @@ static void fields_carry_the_state(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(rings_equal_keeping_everything), cmocka_unit_test(partial_commits),
-        cmocka_unit_test(short_rings_are_found_out),      cmocka_unit_test(aborts_at_every_remainder),
-        cmocka_unit_test(nothing_leaks_from_the_last_sequence), cmocka_unit_test(fields_carry_the_state),
+        cmocka_unit_test(rings_equal_keeping_everything),
+        cmocka_unit_test(partial_commits),
+        cmocka_unit_test(short_rings_are_found_out),
+        cmocka_unit_test(aborts_at_every_remainder),
+        cmocka_unit_test(nothing_leaks_from_the_last_sequence),
+        cmocka_unit_test(fields_carry_the_state),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -1,4 +1,5 @@
-/* Row invariance of the whole forward: a position's logits and the state do not depend on how many rows were computed together. */
+/* Row invariance of the whole forward: a position's logits and the state do not depend on how many rows were computed
+ * together. */
 #include <stdio.h>
 
 #include "util/v4_rig.h"
@@ -33,7 +34,8 @@ static void expect_same(const outcome *a, const outcome *b, int n, int from, int
         fail_msg("%s: the state differs from one row at a time", what);
 }
 
-/* Every narrow chunk size against one row at a time. Sequence state of an earlier run is overwritten: nothing may leak from it. */
+/* Every narrow chunk size against one row at a time. Sequence state of an earlier run is overwritten: nothing may leak
+ * from it. */
 static void check_chunks(enum be_act act, int n)
 {
     int32_t ids[700];
@@ -52,10 +54,26 @@ static void check_chunks(enum be_act act, int n)
     v4_close(&t);
 }
 
-static void chunks_1_to_16_int8_300(void **s) { (void)s; check_chunks(BE_ACT_Q8, 300); }
-static void chunks_1_to_16_float_300(void **s) { (void)s; check_chunks(BE_ACT_FLOAT, 300); }
-static void chunks_1_to_16_int8_700(void **s) { (void)s; check_chunks(BE_ACT_Q8, 700); }
-static void chunks_1_to_16_float_700(void **s) { (void)s; check_chunks(BE_ACT_FLOAT, 700); }
+static void chunks_1_to_16_int8_300(void **s)
+{
+    (void)s;
+    check_chunks(BE_ACT_Q8, 300);
+}
+static void chunks_1_to_16_float_300(void **s)
+{
+    (void)s;
+    check_chunks(BE_ACT_FLOAT, 300);
+}
+static void chunks_1_to_16_int8_700(void **s)
+{
+    (void)s;
+    check_chunks(BE_ACT_Q8, 700);
+}
+static void chunks_1_to_16_float_700(void **s)
+{
+    (void)s;
+    check_chunks(BE_ACT_FLOAT, 700);
+}
 
 /* Wide chunks on the CPU: the same bits too (only the last 16 rows of a chunk have logits). */
 static void check_wide(enum be_act act)
@@ -80,8 +98,16 @@ static void check_wide(enum be_act act)
     v4_close(&t);
 }
 
-static void wide_chunks_int8(void **s) { (void)s; check_wide(BE_ACT_Q8); }
-static void wide_chunks_float(void **s) { (void)s; check_wide(BE_ACT_FLOAT); }
+static void wide_chunks_int8(void **s)
+{
+    (void)s;
+    check_wide(BE_ACT_Q8);
+}
+static void wide_chunks_float(void **s)
+{
+    (void)s;
+    check_wide(BE_ACT_FLOAT);
+}
 
 /* The number of threads changes nothing. */
 static void threads_change_nothing(void **s)

@@ -1,4 +1,5 @@
-/* The trunk against golden logits of the official mathematics (oracle_a), in all three rounding modes and both file variants. */
+/* The trunk against golden logits of the official mathematics (oracle_a), in all three rounding modes and both file
+ * variants. */
 #include <math.h>
 #include <stdio.h>
 
@@ -9,14 +10,16 @@ typedef struct ctx {
     char *dir, *files;
 } ctx;
 
-static const struct { const char *name; enum kv_sim sim; } modes[] = {
-    {"full", KV_SIM_FULL}, {"kvfp8", KV_SIM_FP8}, {"exact", KV_SIM_OFF}};
+static const struct {
+    const char *name;
+    enum kv_sim sim;
+} modes[] = {{"full", KV_SIM_FULL}, {"kvfp8", KV_SIM_FP8}, {"exact", KV_SIM_OFF}};
 static const char *const sequences[] = {"len5", "len127", "len128", "len129", "len300", "len700"};
 
 /* What golden.json says about one sequence in one mode, and our logits of all positions. */
 typedef struct compared {
     int n, stored, vocab;
-    int32_t *at;                /* stored positions */
+    int32_t *at; /* stored positions */
     int32_t *argmax;
     double *margin, *noise;
     npy want;
@@ -91,7 +94,8 @@ static void gate_exact(const compared *x, const char *what)
     for (int i = 0; i < x->stored; i++)
         worst = fmax(worst, diff_at(x, i));
     double same = agreement(x, 1e-3);
-    print_message("  %-22s %3d positions: largest difference %.2g, argmax agreement %.4f\n", what, x->stored, worst, same);
+    print_message("  %-22s %3d positions: largest difference %.2g, argmax agreement %.4f\n", what, x->stored, worst,
+                  same);
     if (worst > 5e-4)
         fail_msg("%s: logits differ by %g, limit 5e-4", what, worst);
     if (same < 1)
@@ -110,10 +114,12 @@ static void gate_rounded(const compared *x, const char *what)
     }
     double mid = median(d, x->stored), same = agreement(x, 0.1);
     free(d);
-    print_message("  %-22s %3d positions: median difference %.2g, largest %.2g, %d over the limit, argmax agreement %.4f\n", what, x->stored,
-                  mid, worst, over, same);
+    print_message(
+        "  %-22s %3d positions: median difference %.2g, largest %.2g, %d over the limit, argmax agreement %.4f\n", what,
+        x->stored, mid, worst, over, same);
     if (mid > 0.1 || over > 0.05 * x->stored)
-        fail_msg("%s: median difference %g (limit 0.1), %d of %d positions over their limit", what, mid, over, x->stored);
+        fail_msg("%s: median difference %g (limit 0.1), %d of %d positions over their limit", what, mid, over,
+                 x->stored);
     if (same < 0.95)
         fail_msg("%s: argmax agreement %g, at least 0.95 expected", what, same);
     if (x->n == 5 && worst > 5e-3)

@@ -74,10 +74,12 @@ static void count_rows(tally *t, const float *got, const float *want, size_t voc
 /* The row of a store for one position. */
 static void store_row(rig *r, const be_store *s, int pos, float *out)
 {
-    r->b->op->download(r->b, out, s->base + (size_t)(pos % s->cap) * (size_t)s->width, (size_t)s->width * sizeof(float));
+    r->b->op->download(r->b, out, s->base + (size_t)(pos % s->cap) * (size_t)s->width,
+                       (size_t)s->width * sizeof(float));
 }
 
-/* All cases of dspark.json or dspark_exact.json in ascending context length: the trunk runs on, the drafter drafts beside it. */
+/* All cases of dspark.json or dspark_exact.json in ascending context length: the trunk runs on, the drafter drafts
+ * beside it. */
 static void run_cases(const ctx *c, rig *r, const json_t *j, const npy *base, const npy *corrected, tally *t)
 {
     int n, at = 0;
@@ -92,7 +94,8 @@ static void run_cases(const ctx *c, rig *r, const json_t *j, const npy *base, co
             if (length_of(o) != len)
                 continue;
             advance(r, ids, &at, len);
-            rig_drafts d = rig_draft(r, 0, (int32_t)json_integer_value(json_object_get(o, "anchor")), len, got, got + BLOCK * V);
+            rig_drafts d =
+                rig_draft(r, 0, (int32_t)json_integer_value(json_object_get(o, "anchor")), len, got, got + BLOCK * V);
             count_drafts(t, &d, o);
             if (base)
                 count_rows(t, got, base->f + i * BLOCK * V, V, o);
@@ -170,8 +173,9 @@ static void full_drafts(void **s)
     report("cases", &t);
     report("steps", &steps);
     double mid = median(t.base, t.rows);
-    print_message("  base logits: %d rows, median difference %.2g, largest %.2g, %d over the limit; %d of %d clear drafts equal\n", t.rows,
-                  mid, t.base[t.rows - 1], t.over, t.clear_same, t.clear);
+    print_message("  base logits: %d rows, median difference %.2g, largest %.2g, %d over the limit; %d of %d clear "
+                  "drafts equal\n",
+                  t.rows, mid, t.base[t.rows - 1], t.over, t.clear_same, t.clear);
     if (mid > 0.1 || t.over > 0.05 * t.rows || t.clear_same < 0.95 * t.clear || steps.same < 0.9 * steps.drafts)
         fail_msg("the drafter is further from the golden data than roundings explain");
     rig_close(&r);
@@ -187,13 +191,14 @@ static void context_rows(void **s)
         skip();
     rig r;
     oracle_open(&r, c->files, "f32", KV_SIM_FULL, 1024);
-    npy taps = golden_array("oracle_a/dspark_L130_main_hidden_all.npy"), want = golden_array("oracle_a/dspark_L130_context_rows.npy");
+    npy taps = golden_array("oracle_a/dspark_L130_main_hidden_all.npy"),
+        want = golden_array("oracle_a/dspark_L130_context_rows.npy");
     const be_store *tap = &r.k.tap;
     const size_t K = (size_t)r.m.s.dims.head_dim;
     float row[1024];
     for (int p = 0; p < 130; p++)
-        r.b->op->upload(r.b, tap->base + (size_t)(p % tap->cap) * (size_t)tap->width, taps.f + (size_t)p * (size_t)tap->width,
-                        (size_t)tap->width * sizeof(float));
+        r.b->op->upload(r.b, tap->base + (size_t)(p % tap->cap) * (size_t)tap->width,
+                        taps.f + (size_t)p * (size_t)tap->width, (size_t)tap->width * sizeof(float));
     rig_absorb(&r, 0, 0, 130);
     int flips = 0;
     for (int st = 0; st < r.m.ds.stages; st++)
@@ -218,7 +223,8 @@ static double rms(const npy *a)
     return sqrt(sum / (double)a->count);
 }
 
-/* Largest difference of 99 % of the numbers (the rest may have been rounded the other way), in units of the golden RMS. */
+/* Largest difference of 99 % of the numbers (the rest may have been rounded the other way), in units of the golden RMS.
+ */
 static double most(const float *a, const npy *want)
 {
     const float *b = want->f;
@@ -254,7 +260,8 @@ static void check_stages(rig *r, int len, int32_t anchor, double limit)
         r->b->op->linear(r->b, BLOCK, &out, 1);
         r->b->op->download(r->b, got, r->m.sc.out, attn.count * sizeof *got);
         double a = most(got, &attn);
-        print_message("  L%d stage %d: attention output within %.2g, streams within %.2g of their RMS\n", len, st, a, s);
+        print_message("  L%d stage %d: attention output within %.2g, streams within %.2g of their RMS\n", len, st, a,
+                      s);
         if (a > limit || s > limit)
             fail_msg("limit %g", limit);
         npy_free(&attn);
@@ -314,7 +321,8 @@ static void features_and_hidden(void **s)
             dh[count++] = max_diff(row, hid.f + i * BLOCK * D, BLOCK * D);
         }
     double a = median(dt, count) / rms(&taps), b = median(dx, count) / rms(&mx), h = median(dh, count) / rms(&hid);
-    print_message("  %d cases, median difference over RMS: features %.2g, main_x %.2g, hidden rows %.2g\n", count, a, b, h);
+    print_message("  %d cases, median difference over RMS: features %.2g, main_x %.2g, hidden rows %.2g\n", count, a, b,
+                  h);
     assert_true(a < 0.02 && b < 0.02 && h < 0.05);
     rig_close(&r);
     npy_free(&taps);

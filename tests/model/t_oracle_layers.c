@@ -1,4 +1,5 @@
-/* Single trunk layers against golden intermediates (oracle_a, sequence len129, mode full), driven with exact input streams. */
+/* Single trunk layers against golden intermediates (oracle_a, sequence len129, mode full), driven with exact input
+ * streams. */
 #include <math.h>
 #include <stdio.h>
 
@@ -30,8 +31,15 @@ static void *room(size_t floats)
 static seen seen_make(const be_dims *d)
 {
     const size_t D = POSITIONS * (size_t)d->d, S = (size_t)d->streams;
-    return (seen){room(D), room(D), room(D), room(D), room(D * S), room(POSITIONS * S * (2 + S)), room(POSITIONS * (size_t)d->used),
-                  room(POSITIONS * (size_t)d->used), room(POSITIONS * (size_t)d->idx_topk)};
+    return (seen){room(D),
+                  room(D),
+                  room(D),
+                  room(D),
+                  room(D * S),
+                  room(POSITIONS * S * (2 + S)),
+                  room(POSITIONS * (size_t)d->used),
+                  room(POSITIONS * (size_t)d->used),
+                  room(POSITIONS * (size_t)d->idx_topk)};
 }
 
 static void seen_free(seen *s)
@@ -47,7 +55,8 @@ static void chunk(rig *r, int layer, const int32_t *ids, const float *in, int at
     const backend_ops *op = r->b->op;
     const layer_weights *L = &r->m.w.layer[layer];
     scratch *sc = &r->m.sc;
-    const size_t D = (size_t)d->d, SD = D * (size_t)d->streams, M = (size_t)(d->streams * (2 + d->streams)), U = (size_t)d->used;
+    const size_t D = (size_t)d->d, SD = D * (size_t)d->streams, M = (size_t)(d->streams * (2 + d->streams)),
+                 U = (size_t)d->used;
     const size_t p = (size_t)at, k = (size_t)n, T = (size_t)d->idx_topk;
     be_rows rows = rig_rows(r, 0, n, ids + at, at, 0);
     op->upload(r->b, sc->streams, in + p * SD, k * SD * sizeof(float));
@@ -98,7 +107,8 @@ static size_t count_over(int layer, const char *name, const float *got, double l
         over += !(d <= limit);
     }
     if (tell)
-        print_message("  layer %d %-14s largest difference %.2g, %zu of %zu over %g\n", layer, name, worst, over, a.count, limit);
+        print_message("  layer %d %-14s largest difference %.2g, %zu of %zu over %g\n", layer, name, worst, over,
+                      a.count, limit);
     npy_free(&a);
     return over;
 }
@@ -114,7 +124,8 @@ static void check_store(rig *r, int layer, const char *name, const be_store *st,
     npy a = golden_array("oracle_a/layer%d_%s.npy", layer, name);
     float *got = room(a.count);
     for (size_t i = 0; i < a.shape[0]; i++)
-        r->b->op->download(r->b, got + i * (size_t)st->width, st->base + (size_t)((first + (int)i) % st->cap) * (size_t)st->width,
+        r->b->op->download(r->b, got + i * (size_t)st->width,
+                           st->base + (size_t)((first + (int)i) % st->cap) * (size_t)st->width,
                            (size_t)st->width * sizeof(float));
     check(layer, name, got, 2e-5);
     free(got);
@@ -124,7 +135,8 @@ static void check_store(rig *r, int layer, const char *name, const be_store *st,
 /* Experts and weights; the order of the experts is free. */
 static void check_routes(int layer, const seen *s)
 {
-    npy id = golden_array("oracle_a/layer%d_route_id.npy", layer), w = golden_array("oracle_a/layer%d_route_w.npy", layer);
+    npy id = golden_array("oracle_a/layer%d_route_id.npy", layer),
+        w = golden_array("oracle_a/layer%d_route_w.npy", layer);
     double worst = 0;
     for (size_t t = 0; t < POSITIONS; t++)
         for (size_t i = 0; i < 2; i++) {
@@ -161,7 +173,8 @@ static tie nearest_tie(const float *rows, int width)
             int exp = (int)fmax(floor(log2(fmax(x, 1e-9))), -6);
             double step = ldexp(1, exp - 3), down = floor(x / step) * step, d = fabs((x - down) / step - 0.5);
             if (d < best.distance)
-                best = (tie){p, i, copysignf((float)down * scale, v[i]), copysignf((float)(down + step) * scale, v[i]), d};
+                best =
+                    (tie){p, i, copysignf((float)down * scale, v[i]), copysignf((float)(down + step) * scale, v[i]), d};
         }
     }
     return best;
@@ -303,6 +316,7 @@ static int teardown(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(window_layer), cmocka_unit_test(csa_layer), cmocka_unit_test(hca_layer)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(window_layer), cmocka_unit_test(csa_layer),
+                                       cmocka_unit_test(hca_layer)};
     return cmocka_run_group_tests(tests, setup, teardown);
 }

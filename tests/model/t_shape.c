@@ -6,16 +6,41 @@
 
 #define A "deepseek4."
 
-static const char *const required[] = {
-    A "block_count", A "embedding_length", A "attention.head_count", A "attention.head_count_kv", A "attention.key_length",
-    A "attention.value_length", A "rope.dimension_count", A "attention.q_lora_rank", A "attention.output_lora_rank",
-    A "attention.output_group_count", A "attention.sliding_window", A "attention.indexer.head_count",
-    A "attention.indexer.key_length", A "attention.indexer.top_k", A "hyper_connection.count",
-    A "hyper_connection.sinkhorn_iterations", A "hash_layer_count", A "expert_count", A "expert_used_count", A "expert_shared_count",
-    A "expert_feed_forward_length", A "attention.layer_norm_rms_epsilon", A "hyper_connection.epsilon", A "rope.freq_base",
-    A "attention.compress_rope_freq_base", A "rope.scaling.factor", A "rope.scaling.yarn_beta_fast", A "rope.scaling.yarn_beta_slow",
-    A "expert_weights_scale", A "rope.scaling.original_context_length", A "context_length", A "expert_weights_norm",
-    A "attention.compress_ratios", A "swiglu_clamp_exp", "general.architecture"};
+static const char *const required[] = {A "block_count",
+                                       A "embedding_length",
+                                       A "attention.head_count",
+                                       A "attention.head_count_kv",
+                                       A "attention.key_length",
+                                       A "attention.value_length",
+                                       A "rope.dimension_count",
+                                       A "attention.q_lora_rank",
+                                       A "attention.output_lora_rank",
+                                       A "attention.output_group_count",
+                                       A "attention.sliding_window",
+                                       A "attention.indexer.head_count",
+                                       A "attention.indexer.key_length",
+                                       A "attention.indexer.top_k",
+                                       A "hyper_connection.count",
+                                       A "hyper_connection.sinkhorn_iterations",
+                                       A "hash_layer_count",
+                                       A "expert_count",
+                                       A "expert_used_count",
+                                       A "expert_shared_count",
+                                       A "expert_feed_forward_length",
+                                       A "attention.layer_norm_rms_epsilon",
+                                       A "hyper_connection.epsilon",
+                                       A "rope.freq_base",
+                                       A "attention.compress_rope_freq_base",
+                                       A "rope.scaling.factor",
+                                       A "rope.scaling.yarn_beta_fast",
+                                       A "rope.scaling.yarn_beta_slow",
+                                       A "expert_weights_scale",
+                                       A "rope.scaling.original_context_length",
+                                       A "context_length",
+                                       A "expert_weights_norm",
+                                       A "attention.compress_ratios",
+                                       A "swiglu_clamp_exp",
+                                       "general.architecture"};
 
 static void the_unchanged_model_opens(void **s)
 {
@@ -71,12 +96,27 @@ static void wrong_value_types_are_named(void **s)
 static void numbers_out_of_range_are_named(void **s)
 {
     (void)s;
-    static const struct { const char *key; uint32_t v; } bad[] = {
-        {A "block_count", 0}, {A "block_count", 100000}, {A "embedding_length", 0}, {A "attention.head_count", 0},
-        {A "attention.head_count_kv", 2}, {A "attention.key_length", 1u << 31}, {A "attention.sliding_window", 0},
-        {A "attention.indexer.top_k", 0}, {A "hyper_connection.count", 0}, {A "hyper_connection.count", 4000000000u},
-        {A "hyper_connection.sinkhorn_iterations", 0}, {A "expert_count", 0}, {A "expert_used_count", 0}, {A "expert_shared_count", 2},
-        {A "rope.dimension_count", 0}, {A "expert_gating_func", 2}, {A "context_length", 0}, {A "attention.output_group_count", 0}};
+    static const struct {
+        const char *key;
+        uint32_t v;
+    } bad[] = {{A "block_count", 0},
+               {A "block_count", 100000},
+               {A "embedding_length", 0},
+               {A "attention.head_count", 0},
+               {A "attention.head_count_kv", 2},
+               {A "attention.key_length", 1u << 31},
+               {A "attention.sliding_window", 0},
+               {A "attention.indexer.top_k", 0},
+               {A "hyper_connection.count", 0},
+               {A "hyper_connection.count", 4000000000u},
+               {A "hyper_connection.sinkhorn_iterations", 0},
+               {A "expert_count", 0},
+               {A "expert_used_count", 0},
+               {A "expert_shared_count", 2},
+               {A "rope.dimension_count", 0},
+               {A "expert_gating_func", 2},
+               {A "context_length", 0},
+               {A "attention.output_group_count", 0}};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         char found[16];
         gb t = v4_trunk();
@@ -90,8 +130,9 @@ static void numbers_out_of_range_are_named(void **s)
 static void floats_out_of_range_are_named(void **s)
 {
     (void)s;
-    static const char *const keys[] = {A "attention.layer_norm_rms_epsilon", A "hyper_connection.epsilon", A "rope.freq_base",
-                                       A "attention.compress_rope_freq_base", A "rope.scaling.factor", A "expert_weights_scale"};
+    static const char *const keys[] = {
+        A "attention.layer_norm_rms_epsilon",  A "hyper_connection.epsilon", A "rope.freq_base",
+        A "attention.compress_rope_freq_base", A "rope.scaling.factor",      A "expert_weights_scale"};
     const float bad[] = {-1, NAN, INFINITY};
     for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
         for (int j = 0; j < 3; j++) {
@@ -105,10 +146,16 @@ static void floats_out_of_range_are_named(void **s)
 static void numbers_that_do_not_fit_together(void **s)
 {
     (void)s;
-    static const struct { const char *key; uint32_t v; const char *word; } bad[] = {
-        {A "attention.value_length", 256, "value_length"}, {A "attention.output_group_count", 3, "groups"},
-        {A "expert_used_count", 9, "expert_used_count"}, {A "rope.dimension_count", 63, "rotary"},
-        {A "attention.indexer.key_length", 96, "indexer.key_length"}, {A "block_count", 12, "compress_ratios"}};
+    static const struct {
+        const char *key;
+        uint32_t v;
+        const char *word;
+    } bad[] = {{A "attention.value_length", 256, "value_length"},
+               {A "attention.output_group_count", 3, "groups"},
+               {A "expert_used_count", 9, "expert_used_count"},
+               {A "rope.dimension_count", 63, "rotary"},
+               {A "attention.indexer.key_length", 96, "indexer.key_length"},
+               {A "block_count", 12, "compress_ratios"}};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         gb t = v4_trunk();
         gb_u32(&t, bad[i].key, bad[i].v);
@@ -134,7 +181,8 @@ static void arrays_are_checked(void **s)
     gb_free(&t);
 }
 
-/* The trap of Vision-Exp files: an epsilon so small that a test against a tolerance takes it for zero or for the default. */
+/* The trap of Vision-Exp files: an epsilon so small that a test against a tolerance takes it for zero or for the
+ * default. */
 static void epsilon_is_taken_from_the_file(void **s)
 {
     (void)s;
@@ -261,11 +309,24 @@ static void alternate_drafter_spellings(void **s)
 static void rotary_tables(void **s)
 {
     (void)s;
-    static const struct { int i; double plain, comp; } want[] = {
-        {0, 1, 1}, {1, 7.498942093e-01, 6.876560219e-01}, {8, 1.000000000e-01, 5.000000000e-02}, {15, 1.333521432e-02, 3.635538584e-03},
-        {16, 1.000000000e-02, 2.265625000e-03}, {20, 3.162277660e-03, 2.969777783e-04}, {24, 1.000000000e-03, 1.953125000e-05},
-        {25, 7.498942093e-04, 5.372312671e-06}, {31, 1.333521432e-04, 5.680529037e-07}};
-    shape sh = {.dims.rope_dim = 64, .rope_base = 10000, .comp_rope_base = 160000, .yarn_factor = 16, .yarn_fast = 32, .yarn_slow = 1,
+    static const struct {
+        int i;
+        double plain, comp;
+    } want[] = {{0, 1, 1},
+                {1, 7.498942093e-01, 6.876560219e-01},
+                {8, 1.000000000e-01, 5.000000000e-02},
+                {15, 1.333521432e-02, 3.635538584e-03},
+                {16, 1.000000000e-02, 2.265625000e-03},
+                {20, 3.162277660e-03, 2.969777783e-04},
+                {24, 1.000000000e-03, 1.953125000e-05},
+                {25, 7.498942093e-04, 5.372312671e-06},
+                {31, 1.333521432e-04, 5.680529037e-07}};
+    shape sh = {.dims.rope_dim = 64,
+                .rope_base = 10000,
+                .comp_rope_base = 160000,
+                .yarn_factor = 16,
+                .yarn_fast = 32,
+                .yarn_slow = 1,
                 .yarn_orig = 65536};
     float plain[32], comp[32];
     shape_rope_freqs(&sh, false, plain);
@@ -279,13 +340,20 @@ static void rotary_tables(void **s)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_unchanged_model_opens),       cmocka_unit_test(missing_keys_are_named),
-        cmocka_unit_test(wrong_value_types_are_named),     cmocka_unit_test(numbers_out_of_range_are_named),
-        cmocka_unit_test(floats_out_of_range_are_named),   cmocka_unit_test(numbers_that_do_not_fit_together),
-        cmocka_unit_test(arrays_are_checked),              cmocka_unit_test(epsilon_is_taken_from_the_file),
-        cmocka_unit_test(scalar_and_shared_clamps),        cmocka_unit_test(other_kinds_of_file_are_refused_by_name),
-        cmocka_unit_test(an_mtp_block_inside_is_left_unread), cmocka_unit_test(drafter_keys_are_checked),
-        cmocka_unit_test(alternate_drafter_spellings),     cmocka_unit_test(rotary_tables),
+        cmocka_unit_test(the_unchanged_model_opens),
+        cmocka_unit_test(missing_keys_are_named),
+        cmocka_unit_test(wrong_value_types_are_named),
+        cmocka_unit_test(numbers_out_of_range_are_named),
+        cmocka_unit_test(floats_out_of_range_are_named),
+        cmocka_unit_test(numbers_that_do_not_fit_together),
+        cmocka_unit_test(arrays_are_checked),
+        cmocka_unit_test(epsilon_is_taken_from_the_file),
+        cmocka_unit_test(scalar_and_shared_clamps),
+        cmocka_unit_test(other_kinds_of_file_are_refused_by_name),
+        cmocka_unit_test(an_mtp_block_inside_is_left_unread),
+        cmocka_unit_test(drafter_keys_are_checked),
+        cmocka_unit_test(alternate_drafter_spellings),
+        cmocka_unit_test(rotary_tables),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,4 +1,5 @@
-/* Tensors: whatever is missing, too many, of a wrong shape or type is named with what was found and expected; in both drafter layouts. */
+/* Tensors: whatever is missing, too many, of a wrong shape or type is named with what was found and expected; in both
+ * drafter layouts. */
 #include <stdio.h>
 
 #include "util_refuse.h"
@@ -68,7 +69,8 @@ static void shorter(files *f, int which, gb_tensor *t)
 {
     char want[160], found[40];
     int last = (int)t->n_dims - 1;
-    if (t->ne[last] < 2 || !strcmp(t->name, "token_embd.weight")) /* one number; the vocabulary size comes from the embedding */
+    if (t->ne[last] < 2 ||
+        !strcmp(t->name, "token_embd.weight")) /* one number; the vocabulary size comes from the embedding */
         return;
     t->ne[last]--;
     if (last == 0 && t->type != GB_F32)
@@ -213,11 +215,16 @@ static void identity_tells_models_apart(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(missing_tensors),  cmocka_unit_test(short_tensors),
-        cmocka_unit_test(transposed_tensors), cmocka_unit_test(wrong_types),
-        cmocka_unit_test(unknown_types),    cmocka_unit_test(extra_tensors),
-        cmocka_unit_test(tensors_of_another_layer_kind), cmocka_unit_test(expert_numbers_in_the_table_are_checked),
-        cmocka_unit_test(grouped_output_in_three_dimensions), cmocka_unit_test(identity_tells_models_apart),
+        cmocka_unit_test(missing_tensors),
+        cmocka_unit_test(short_tensors),
+        cmocka_unit_test(transposed_tensors),
+        cmocka_unit_test(wrong_types),
+        cmocka_unit_test(unknown_types),
+        cmocka_unit_test(extra_tensors),
+        cmocka_unit_test(tensors_of_another_layer_kind),
+        cmocka_unit_test(expert_numbers_in_the_table_are_checked),
+        cmocka_unit_test(grouped_output_in_three_dimensions),
+        cmocka_unit_test(identity_tells_models_apart),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -18,8 +18,8 @@ char *oracle_convert(const char *dir)
     char *files = strdup("/tmp/ds4-oracle-XXXXXX"), cmd[9000];
     assert_non_null(mkdtemp(files));
     for (int i = 0; i < 4; i++) {
-        snprintf(cmd, sizeof cmd, "%s --hf '%s' --out '%s/%s.gguf' --recipe %s --experts mxfp4%s >/dev/null", program, dir, files, parts[i],
-                 i < 2 ? "f32" : "q8", i % 2 ? " --dspark-support" : "");
+        snprintf(cmd, sizeof cmd, "%s --hf '%s' --out '%s/%s.gguf' --recipe %s --experts mxfp4%s >/dev/null", program,
+                 dir, files, parts[i], i < 2 ? "f32" : "q8", i % 2 ? " --dspark-support" : "");
         if (system(cmd))
             fail_msg("failed: %s", cmd);
     }

@@ -4,8 +4,8 @@
 
 #include "util/v4_rig.h"
 
-/* Opens trunk and drafter (NULL: none) as a model and closes everything again. Returns the code; the line is in e->msg, shape (may be
- * NULL) gets what was read on success. */
+/* Opens trunk and drafter (NULL: none) as a model and closes everything again. Returns the code; the line is in e->msg,
+ * shape (may be NULL) gets what was read on success. */
 int try_model(const gb *trunk, const gb *drafter, shape *s, drafter_shape *ds, ds4_err *e);
 
 /* The model must be refused with a single line that contains each of the given words (a list ended by NULL). */

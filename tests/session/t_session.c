@@ -138,7 +138,8 @@ static void rewind_limits(void **state)
     timeline_open(&l, 512);
     timeline_sync(&l, 300);
     const int room = kv_rewind_room(&l.t.r.k);
-    assert_true(session_can_rewind(&l.s, 300 - room) && !session_can_rewind(&l.s, 300 - room - 1) && session_can_rewind(&l.s, 0));
+    assert_true(session_can_rewind(&l.s, 300 - room) && !session_can_rewind(&l.s, 300 - room - 1) &&
+                session_can_rewind(&l.s, 0));
     REFUSES(session_rewind(&l.s, 300 - room - 1, e), DS4_ESTATE, "overwritten");
     REFUSES(session_rewind(&l.s, 301, e), DS4_ESTATE, "rewind");
     REFUSES(session_rewind(&l.s, -1, e), DS4_ESTATE, "rewind");
@@ -202,7 +203,8 @@ static void progress_reports_absolute_chunks(void **state)
     timeline_close(&l);
 }
 
-/* The k-th synchronisation fails, for every k: READY and right, or POISONED and refusing everything; never a wrong answer. */
+/* The k-th synchronisation fails, for every k: READY and right, or POISONED and refusing everything; never a wrong
+ * answer. */
 static void a_failing_device_poisons(void **state)
 {
     (void)state;
@@ -275,11 +277,16 @@ static void random_transactions(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(transactions),                  cmocka_unit_test(impossible_forwards_are_refused),
-        cmocka_unit_test(sync_keeps_the_common_prefix),  cmocka_unit_test(sync_replaces_a_changed_tail),
-        cmocka_unit_test(rewind_limits),                 cmocka_unit_test(a_cancelled_feed_keeps_what_was_fed),
-        cmocka_unit_test(progress_reports_absolute_chunks), cmocka_unit_test(a_failing_device_poisons),
-        cmocka_unit_test(reset_forgets_everything),      cmocka_unit_test(random_transactions),
+        cmocka_unit_test(transactions),
+        cmocka_unit_test(impossible_forwards_are_refused),
+        cmocka_unit_test(sync_keeps_the_common_prefix),
+        cmocka_unit_test(sync_replaces_a_changed_tail),
+        cmocka_unit_test(rewind_limits),
+        cmocka_unit_test(a_cancelled_feed_keeps_what_was_fed),
+        cmocka_unit_test(progress_reports_absolute_chunks),
+        cmocka_unit_test(a_failing_device_poisons),
+        cmocka_unit_test(reset_forgets_everything),
+        cmocka_unit_test(random_transactions),
     };
     return cmocka_run_group_tests(tests, setup, NULL);
 }

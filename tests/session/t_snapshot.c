@@ -1,4 +1,5 @@
-/* Snapshots: what is restored continues as if nothing had happened; whatever is wrong with a file is refused and left alone. */
+/* Snapshots: what is restored continues as if nothing had happened; whatever is wrong with a file is refused and left
+ * alone. */
 #include <dirent.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -413,12 +414,18 @@ static void a_failing_device_poisons_a_load(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_restored_session_continues_bit_identically), cmocka_unit_test(logits_come_back_for_one_token),
-        cmocka_unit_test(every_truncated_length_is_refused), cmocka_unit_test(every_flipped_byte_is_refused),
-        cmocka_unit_test(things_that_are_no_snapshots),      cmocka_unit_test(foreign_snapshots_are_refused),
-        cmocka_unit_test(with_and_without_a_drafter),        cmocka_unit_test(other_versions_are_refused),
-        cmocka_unit_test(a_full_disk_leaves_the_old_file),   cmocka_unit_test(only_a_ready_session_is_saved),
-        cmocka_unit_test(a_failing_device_writes_no_file),   cmocka_unit_test(a_failing_device_poisons_a_load),
+        cmocka_unit_test(a_restored_session_continues_bit_identically),
+        cmocka_unit_test(logits_come_back_for_one_token),
+        cmocka_unit_test(every_truncated_length_is_refused),
+        cmocka_unit_test(every_flipped_byte_is_refused),
+        cmocka_unit_test(things_that_are_no_snapshots),
+        cmocka_unit_test(foreign_snapshots_are_refused),
+        cmocka_unit_test(with_and_without_a_drafter),
+        cmocka_unit_test(other_versions_are_refused),
+        cmocka_unit_test(a_full_disk_leaves_the_old_file),
+        cmocka_unit_test(only_a_ready_session_is_saved),
+        cmocka_unit_test(a_failing_device_writes_no_file),
+        cmocka_unit_test(a_failing_device_poisons_a_load),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

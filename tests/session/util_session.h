@@ -68,13 +68,13 @@ static inline rig_drafts timeline_draft(timeline *l, int32_t anchor)
 }
 
 /* The call must fail with this code and one line that contains the word. */
-#define REFUSES(call, want, word) \
-    do { \
-        ds4_err e_ = {0}; \
-        ds4_err *e = &e_; \
-        int rc_ = (call); \
-        if (rc_ != (want) || !strstr(e_.msg, word)) \
-            fail_msg("%s gave %d '%s', expected %d '%s'", #call, rc_, e_.msg, (int)(want), word); \
+#define REFUSES(call, want, word)                                                                                      \
+    do {                                                                                                               \
+        ds4_err e_ = {0};                                                                                              \
+        ds4_err *e = &e_;                                                                                              \
+        int rc_ = (call);                                                                                              \
+        if (rc_ != (want) || !strstr(e_.msg, word))                                                                    \
+            fail_msg("%s gave %d '%s', expected %d '%s'", #call, rc_, e_.msg, (int)(want), word);                      \
     } while (0)
 
 #endif

@@ -26,7 +26,8 @@ void gb_drop_key(gb *g, const char *key)
 }
 
 /* A value: its type, for arrays element type and count, then `bytes` of data. */
-static void put(gb *g, const char *key, const uint32_t *head, size_t words, const uint64_t *count, const void *data, size_t bytes)
+static void put(gb *g, const char *key, const uint32_t *head, size_t words, const uint64_t *count, const void *data,
+                size_t bytes)
 {
     size_t n = words * 4 + (count ? 8 : 0) + bytes, at = 0;
     gb_kv *e = NULL;
@@ -53,7 +54,10 @@ static void put(gb *g, const char *key, const uint32_t *head, size_t words, cons
 void gb_u32(gb *g, const char *key, uint32_t v) { put(g, key, (uint32_t[]){4}, 1, NULL, &v, 4); }
 void gb_f32(gb *g, const char *key, float v) { put(g, key, (uint32_t[]){6}, 1, NULL, &v, 4); }
 void gb_bool(gb *g, const char *key, bool v) { put(g, key, (uint32_t[]){7}, 1, NULL, &(uint8_t){v}, 1); }
-void gb_str(gb *g, const char *key, const char *v) { put(g, key, (uint32_t[]){8}, 1, &(uint64_t){strlen(v)}, v, strlen(v)); }
+void gb_str(gb *g, const char *key, const char *v)
+{
+    put(g, key, (uint32_t[]){8}, 1, &(uint64_t){strlen(v)}, v, strlen(v));
+}
 
 void gb_ints(gb *g, const char *key, const int32_t *v, int n)
 {
@@ -65,11 +69,18 @@ void gb_floats(gb *g, const char *key, const float *v, int n)
     put(g, key, (uint32_t[]){9, 6}, 2, &(uint64_t){(uint64_t)n}, v, (size_t)n * 4);
 }
 
-gb_tensor *gb_add(gb *g, const char *name, uint32_t type, uint64_t ne0, uint64_t ne1, uint64_t ne2, void *data, size_t bytes)
+gb_tensor *gb_add(gb *g, const char *name, uint32_t type, uint64_t ne0, uint64_t ne1, uint64_t ne2, void *data,
+                  size_t bytes)
 {
     g->t = need(realloc(g->t, (g->n_t + 1) * sizeof *g->t));
     gb_tensor *t = &g->t[g->n_t++];
-    *t = (gb_tensor){.type = type, .n_dims = ne2 ? 3 : ne1 ? 2 : 1, .ne = {ne0, ne1, ne2, 0}, .data = data, .bytes = bytes};
+    *t = (gb_tensor){.type = type,
+                     .n_dims = ne2   ? 3
+                               : ne1 ? 2
+                                     : 1,
+                     .ne = {ne0, ne1, ne2, 0},
+                     .data = data,
+                     .bytes = bytes};
     snprintf(t->name, sizeof t->name, "%s", name);
     return t;
 }

@@ -1,4 +1,5 @@
-/* gguf_build.h: GGUF files made in memory for tests; entries and tensors may be changed before the bytes are written. libc only. */
+/* gguf_build.h: GGUF files made in memory for tests; entries and tensors may be changed before the bytes are written.
+ * libc only. */
 #ifndef TESTS_UTIL_GGUF_BUILD_H
 #define TESTS_UTIL_GGUF_BUILD_H
 
@@ -38,7 +39,8 @@ void gb_floats(gb *g, const char *key, const float *v, int n);
 void gb_drop_key(gb *g, const char *key);
 
 /* Appends a tensor; the data (bytes long) is owned by g from now on. ne1 or ne2 of 0 end the dimensions. */
-gb_tensor *gb_add(gb *g, const char *name, uint32_t type, uint64_t ne0, uint64_t ne1, uint64_t ne2, void *data, size_t bytes);
+gb_tensor *gb_add(gb *g, const char *name, uint32_t type, uint64_t ne0, uint64_t ne1, uint64_t ne2, void *data,
+                  size_t bytes);
 gb_tensor *gb_find(gb *g, const char *name); /* NULL if absent */
 void gb_drop(gb *g, const char *name);
 

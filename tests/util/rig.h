@@ -1,4 +1,5 @@
-/* rig.h: a model on the CPU with KV state, driven directly through forward.c. Header only, since it needs the model room's libraries. */
+/* rig.h: a model on the CPU with KV state, driven directly through forward.c. Header only, since it needs the model
+ * room's libraries. */
 #ifndef TESTS_UTIL_RIG_H
 #define TESTS_UTIL_RIG_H
 
@@ -71,8 +72,8 @@ static inline be_rows rig_rows(rig *r, int set, int n, const int32_t *tokens, in
     return model_rows(&r->m, set, n, tokens ? tokens : none, at, slot);
 }
 
-/* Forward of tokens[from, to) in chunks of `chunk` rows (the last may be shorter). logits: [to - from][vocab], or NULL; rows of a wide
- * chunk get logits only for its last BE_NARROW rows, the others stay untouched. */
+/* Forward of tokens[from, to) in chunks of `chunk` rows (the last may be shorter). logits: [to - from][vocab], or NULL;
+ * rows of a wide chunk get logits only for its last BE_NARROW rows, the others stay untouched. */
 static inline void rig_run(rig *r, int slot, const int32_t *tokens, int from, int to, int chunk, float *logits)
 {
     for (int at = from; at < to; at += chunk) {
@@ -102,7 +103,8 @@ typedef struct rig_drafts {
     float conf[SHAPE_MAX_BLOCK];
 } rig_drafts;
 
-/* One greedy proposal after `pos` tokens were absorbed. base, logits: [block][vocab] before and after the Markov term, or NULL. */
+/* One greedy proposal after `pos` tokens were absorbed. base, logits: [block][vocab] before and after the Markov term,
+ * or NULL. */
 static inline rig_drafts rig_draft(rig *r, int slot, int32_t anchor, int pos, float *base, float *logits)
 {
     rig_drafts d = {.n = r->m.ds.block};

@@ -188,16 +188,35 @@ static void block(gb *g, const char *file, const char *canon, int ratio, bool ha
 
 static void trunk_sizes(gb *g)
 {
-    static const struct { const char *key; uint32_t v; } sizes[] = {
-        {"block_count", V4_LAYERS}, {"context_length", 4096}, {"embedding_length", V4_D}, {"vocab_size", V4_VOCAB},
-        {"attention.head_count", V4_HEADS}, {"attention.head_count_kv", 1}, {"attention.key_length", 512},
-        {"attention.value_length", 512}, {"attention.q_lora_rank", V4_Q_RANK}, {"attention.output_lora_rank", V4_RANK},
-        {"attention.output_group_count", V4_GROUPS}, {"attention.sliding_window", 128},
-        {"attention.indexer.head_count", V4_IDX_HEADS}, {"attention.indexer.key_length", 128}, {"attention.indexer.top_k", V4_TOPK},
-        {"rope.dimension_count", 64}, {"rope.scaling.original_context_length", 65536}, {"hyper_connection.count", 4},
-        {"hyper_connection.sinkhorn_iterations", 20}, {"hash_layer_count", V4_HASHED}, {"expert_count", V4_EXPERTS},
-        {"expert_used_count", V4_USED}, {"expert_shared_count", 1}, {"expert_feed_forward_length", V4_FF}, {"expert_gating_func", 4},
-        {"nextn_predict_layers", 1}};
+    static const struct {
+        const char *key;
+        uint32_t v;
+    } sizes[] = {{"block_count", V4_LAYERS},
+                 {"context_length", 4096},
+                 {"embedding_length", V4_D},
+                 {"vocab_size", V4_VOCAB},
+                 {"attention.head_count", V4_HEADS},
+                 {"attention.head_count_kv", 1},
+                 {"attention.key_length", 512},
+                 {"attention.value_length", 512},
+                 {"attention.q_lora_rank", V4_Q_RANK},
+                 {"attention.output_lora_rank", V4_RANK},
+                 {"attention.output_group_count", V4_GROUPS},
+                 {"attention.sliding_window", 128},
+                 {"attention.indexer.head_count", V4_IDX_HEADS},
+                 {"attention.indexer.key_length", 128},
+                 {"attention.indexer.top_k", V4_TOPK},
+                 {"rope.dimension_count", 64},
+                 {"rope.scaling.original_context_length", 65536},
+                 {"hyper_connection.count", 4},
+                 {"hyper_connection.sinkhorn_iterations", 20},
+                 {"hash_layer_count", V4_HASHED},
+                 {"expert_count", V4_EXPERTS},
+                 {"expert_used_count", V4_USED},
+                 {"expert_shared_count", 1},
+                 {"expert_feed_forward_length", V4_FF},
+                 {"expert_gating_func", 4},
+                 {"nextn_predict_layers", 1}};
     char key[96];
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
         snprintf(key, sizeof key, "deepseek4.%s", sizes[i].key);
@@ -249,7 +268,8 @@ static void drafter_keys(gb *g, bool llama)
 }
 
 /* A tensor beside the stages, under its own name in either layout. */
-static void beside(gb *g, bool llama, const char *sidecar, const char *name, uint32_t type, uint64_t ne0, uint64_t ne1, int k)
+static void beside(gb *g, bool llama, const char *sidecar, const char *name, uint32_t type, uint64_t ne0, uint64_t ne1,
+                   int k)
 {
     size_t bytes;
     void *p = values(type, seed_of(sidecar), ne0 * ne1, k, &bytes);

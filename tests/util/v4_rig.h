@@ -25,7 +25,8 @@ static inline gguf *v4_open_file(gb *g, uint8_t **bytes, const char *name)
 static inline void v4_open(v4_rig *t, rig_options o)
 {
     gb trunk = v4_trunk(), drafter = v4_drafter(false);
-    gguf *a = v4_open_file(&trunk, &t->trunk, "tiny.gguf"), *b = v4_open_file(&drafter, &t->drafter, "tiny-dspark.gguf");
+    gguf *a = v4_open_file(&trunk, &t->trunk, "tiny.gguf"),
+         *b = v4_open_file(&drafter, &t->drafter, "tiny-dspark.gguf");
     rig_open(&t->r, a, b, o);
 }
 
