@@ -162,6 +162,39 @@ static void q2_of_the_golden_set_falls_back_where_it_must(void **state)
     tmp_remove(&d);
 }
 
+/* Tensor count and bytes of the published q2, q4 and MXFP4 files follow from shapes and types alone. */
+static void plan_of_the_real_model_has_the_published_size(void **state)
+{
+    static const struct { const char *recipe; uint64_t bytes; } want[] = {
+        {"q2", 86714775900u}, {"q4", 164628167004u}, {"mxfp4", 155971123548u},
+    };
+    hf_config c = {.vocab_size = 129280, .num_hidden_layers = 43, .hidden_size = 4096, .num_attention_heads = 64,
+                   .num_key_value_heads = 1, .head_dim = 512, .qk_rope_head_dim = 64, .q_lora_rank = 1024,
+                   .o_groups = 8, .o_lora_rank = 1024, .sliding_window = 128, .index_n_heads = 64,
+                   .index_head_dim = 128, .index_topk = 512, .n_routed_experts = 256, .num_experts_per_tok = 6,
+                   .n_shared_experts = 1, .moe_intermediate_size = 2048, .num_hash_layers = 3, .hc_mult = 4,
+                   .n_ratios = 46, .has_dspark = true, .dspark_markov_rank = 256, .n_targets = 3};
+    (void)state;
+    for (uint32_t l = 2; l < 43; l++)
+        c.ratios[l] = l % 2 ? 128 : 4;
+    for (int i = 0; i < 3; i++) {
+        plan p;
+        ds4_err e = {0};
+        plan_options o = {.recipe = plan_find_recipe(want[i].recipe), .experts = -1, .dense = -1, .strict = true};
+        assert_int_equal(plan_trunk(&p, &c, &o, &e), 0);
+        assert_int_equal(p.n, 1328);
+        if (p.bytes != want[i].bytes)
+            fail_msg("%s: %llu bytes", want[i].recipe, (unsigned long long)p.bytes);
+        plan_free(&p);
+        assert_int_equal(plan_drafter(&p, &c, 3, &o, &e), 0);
+        assert_int_equal(p.n, 81);
+        /* the published support file plus its router in F16 instead of Q8_0 */
+        if (i == 0)
+            assert_true(p.bytes == 5989108652u + 3 * (2097152u - 1114112u));
+        plan_free(&p);
+    }
+}
+
 /* The documented decoding of FP8 and FP4, written again from the format's definition. */
 static double official_value(st_set *s, const char *name, uint64_t row, uint64_t col, uint64_t cols)
 {
@@ -511,6 +544,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(golden_set_survives_every_lossless_recipe),
         cmocka_unit_test(q2_of_the_golden_set_falls_back_where_it_must),
+        cmocka_unit_test(plan_of_the_real_model_has_the_published_size),
         cmocka_unit_test(official_codings_decode_exactly),
         cmocka_unit_test(threads_do_not_change_the_file),
         cmocka_unit_test(drafter_file_has_its_nine_keys_and_sorted_names),
