@@ -35,7 +35,7 @@ int hf_read_config(hf_config *out, const char *path, ds4_err *e);
 int hf_parse_config(hf_config *out, const char *text, size_t len, const char *name, ds4_err *e);
 
 /* Tokenizer: reads tokenizer.json at `path` and adds the tokenizer.ggml.* keys to `w`. Ids that the file leaves open
- * below vocab_size become control tokens that nothing can match. `path` must exist. */
+ * below vocab_size become unused tokens. `path` must exist. */
 int hf_write_tokenizer(ggufw *w, const char *path, const hf_config *c, ds4_err *e);
 
 /* Weights. A weight's logical shape is [rows, cols] (a vector: [n]); FP4 stores two columns per byte.

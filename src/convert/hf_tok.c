@@ -7,7 +7,7 @@
 #include "base/fsio.h"
 #include "file/gguf.h"
 
-enum { TOK_NORMAL = 1, TOK_CONTROL = 3, TOK_USER = 4 };
+enum { TOK_NORMAL = 1, TOK_CONTROL = 3, TOK_USER = 4, TOK_UNUSED = 5 };
 
 typedef struct tok_table {
     const char *path;
@@ -112,7 +112,7 @@ static void write_tokens(ggufw *w, const tok_table *t)
     }
     ggufw_kv_arr(w, "tokenizer.ggml.token_type", GGUF_I32, t->n);
     for (uint32_t i = 0; i < t->n; i++)
-        ggufw_arr_i32(w, t->text[i] ? t->type[i] : TOK_CONTROL);
+        ggufw_arr_i32(w, t->text[i] ? t->type[i] : TOK_UNUSED);
 }
 
 static int write_all(ggufw *w, tok_table *t, const json_t *root, const hf_config *c, ds4_err *e)

@@ -379,7 +379,7 @@ static void trunk_metadata_and_tokenizer_are_complete(void **state)
     assert_int_equal(gguf_arr_int(types, 3), 1);
     assert_int_equal(gguf_arr_int(types, 10), 4);
     assert_int_equal(gguf_arr_int(types, 11), 3);
-    assert_int_equal(gguf_arr_int(types, 200), 3);
+    assert_int_equal(gguf_arr_int(types, 200), 5);
     assert_int_equal(gguf_find_kv(g, "tokenizer.ggml.tokens")->count, 272);
     const gguf_kv *merges = gguf_find_kv(g, "tokenizer.ggml.merges");
     assert_int_equal(merges->count, 2);
