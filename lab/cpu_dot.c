@@ -1,10 +1,11 @@
 /* cpu_dot.c: speed of the CPU backend's products by weight type and number of rows. Never linked into the product.
  *
- *   cc -O2 -std=gnu11 -ffp-contract=off -Iinclude -Isrc -o cpu_dot lab/cpu_dot.c build/libbackend.a build/libfile.a build/libbase.a -lpthread -lm
+ *   cc -O2 -std=gnu11 -ffp-contract=off -Iinclude -Isrc -o cpu_dot lab/cpu_dot.c \
+ *      build/libbackend.a build/libfile.a build/libbase.a -lpthread -lm
  *   ./cpu_dot [inputs outputs threads]
  *
- * Each line: type, kernels, rows; the median of several rounds; multiply-adds and weight bytes per second; time against one row. The
- * kernels take turns within each round, so that a noisy machine disturbs them alike. */
+ * Each line: type, kernels, rows; the median of several rounds; multiply-adds and weight bytes per second; time
+ * against one row. The kernels take turns within each round, so that a noisy machine disturbs them alike. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -98,8 +99,9 @@ static void bench(backend *b, uint32_t type, int64_t ne0, int64_t ne1)
                 continue;
             double v = median(t[k][i], k == kinds - 1 ? 3 : ROUNDS);
             one = i ? one : v;
-            printf("%-8s %-13s n=%-2d %9.1f us %7.2f GMAC/s %7.2f GB/s  T(n)/T(1) %.2f\n", quant_type_name(type), usable[k]->name,
-                   row_counts[i], v * 1e6, (double)(ne0 * ne1) * row_counts[i] / v * 1e-9, (double)bytes / v * 1e-9, v / one);
+            printf("%-8s %-13s n=%-2d %9.1f us %7.2f GMAC/s %7.2f GB/s  T(n)/T(1) %.2f\n", quant_type_name(type),
+                   usable[k]->name, row_counts[i], v * 1e6, (double)(ne0 * ne1) * row_counts[i] / v * 1e-9,
+                   (double)bytes / v * 1e-9, v / one);
         }
     }
     free((void *)w.host);
@@ -108,7 +110,8 @@ static void bench(backend *b, uint32_t type, int64_t ne0, int64_t ne1)
 int main(int argc, char **argv)
 {
     int64_t ne0 = argc > 1 ? atoll(argv[1]) : 4096, ne1 = argc > 2 ? atoll(argv[2]) : 2048;
-    backend_options o = {.name = "cpu", .threads = argc > 3 ? atoi(argv[3]) : 0, .act = argc > 4 ? BE_ACT_FLOAT : BE_ACT_Q8};
+    backend_options o = {.name = "cpu", .threads = argc > 3 ? atoi(argv[3]) : 0};
+    o.act = argc > 4 ? BE_ACT_FLOAT : BE_ACT_Q8;
     backend *b;
     ds4_err e;
     if (backend_open(&b, &o, &e)) {

@@ -12,7 +12,8 @@ static int open_cuda(backend **out, const backend_options *o, ds4_err *e)
     return cuda_open(out, o, e);
 #else
     (void)out, (void)o;
-    return ds4_fail(e, DS4_EARG, "backend \"cuda\": this program was built without CUDA; use \"cpu\" or build with `make cuda`");
+    return ds4_fail(e, DS4_EARG,
+                    "backend \"cuda\": this program was built without CUDA; use \"cpu\" or build with `make cuda`");
 #endif
 }
 

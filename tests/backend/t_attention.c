@@ -1,10 +1,12 @@
 /* t_attention.c: the indexer's choice and attention over window, compressed rows and block. */
 #include "backend/util_be.h"
 
-enum { HEADS = 3, HEAD = 128, ROPE = 64, WINDOW = 128, IDX_HEADS = 5, IDX = 128, TOPK = 16, CAP = 160, ROWS = 100, SEQS = 2 };
+enum { HEADS = 3, HEAD = 128, ROPE = 64, WINDOW = 128, IDX_HEADS = 5, IDX = 128, TOPK = 16, CAP = 160, ROWS = 100,
+      SEQS = 2 };
 
 static const be_dims dims = {
-    .rms_eps = 1e-6f, .heads = HEADS, .head_dim = HEAD, .rope_dim = ROPE, .window = WINDOW, .idx_heads = IDX_HEADS, .idx_dim = IDX,
+    .rms_eps = 1e-6f, .heads = HEADS, .head_dim = HEAD, .rope_dim = ROPE, .window = WINDOW, .idx_heads = IDX_HEADS,
+        .idx_dim = IDX,
     .idx_topk = TOPK,
 };
 
@@ -70,8 +72,10 @@ static void run_attend(backend *b, void *fixture, const int *which, int n, float
         b->op->upload(b, q + i * HEADS * HEAD, f->q + which[i] * HEADS * HEAD, HEADS * HEAD * 4);
         memcpy(sel + i * TOPK, f->sel + which[i] * TOPK, TOPK * 4);
     }
-    be_attn a = {.q = q, .o = o, .raw = &raw, .comp = f->mode ? &comp : NULL, .ratio = 4, .sinks = to_dev(b, f->sinks, HEADS),
-                 .sel = f->mode == 2 ? ints_to_dev(b, sel, (size_t)(n * TOPK)) : NULL, .freq = to_dev(b, f->freq, ROPE / 2)};
+    be_attn a = {.q = q, .o = o, .raw = &raw, .comp = f->mode ? &comp : NULL, .ratio = 4,
+                 .sinks = to_dev(b, f->sinks, HEADS),
+                 .sel = f->mode == 2 ? ints_to_dev(b, sel, (size_t)(n * TOPK)) : NULL,
+                     .freq = to_dev(b, f->freq, ROPE / 2)};
     b->op->attend(b, &r, &a);
     b->op->download(b, out, o, (size_t)(n * HEADS * HEAD) * 4);
     check_guards(b, o, (size_t)(n * HEADS * HEAD));
@@ -79,7 +83,8 @@ static void run_attend(backend *b, void *fixture, const int *which, int n, float
 }
 
 /* Softmax over given rows in double; `back` rotates the tail by -pos. */
-static void reference_head(const float *q, const float *const *row, int n, double sink, int pos, const float *freq, double *o)
+static void reference_head(const float *q, const float *const *row, int n, double sink, int pos, const float *freq,
+                           double *o)
 {
     double z[1024], top = sink, den;
     for (int t = 0; t < n; t++) {
@@ -159,7 +164,8 @@ static void draft_rows_see_the_context_and_the_whole_block(void **state)
             be_rows r = make_rows(b, f, which, N);
             be_store raw = {to_dev(b, f->raw, SEQS * CAP * HEAD), HEAD, CAP, CAP * HEAD};
             float *o = dev_room(b, N * HEADS * HEAD);
-            be_attn a = {.q = to_dev(b, f->q, N * HEADS * HEAD), .o = o, .raw = &raw, .sinks = to_dev(b, f->sinks, HEADS),
+            be_attn a = {.q = to_dev(b, f->q, N * HEADS * HEAD), .o = o, .raw = &raw,
+                         .sinks = to_dev(b, f->sinks, HEADS),
                          .freq = to_dev(b, f->freq, ROPE / 2), .block = to_dev(b, f->block, N * HEAD)};
             b->op->attend(b, &r, &a);
             const float *row[WINDOW + N];

@@ -1,4 +1,5 @@
-/* t_products.c: products of every weight type in both activation modes: linear, moe, route, markov, confidence, hyper-connections. */
+/* t_products.c: products of every weight type in both activation modes: linear, moe, route, markov, confidence,
+ * hyper-connections. */
 #include "backend/util_be.h"
 #include "util/npy.h"
 
@@ -182,7 +183,8 @@ typedef struct moe_fx {
     int32_t ids[POOL_ROWS * USED];
 } moe_fx;
 
-static const be_dims moe_dims = {.d = D, .streams = 4, .experts = EXPERTS, .used = USED, .ff = FF, .route_scale = 1.5f, .vocab = 50};
+static const be_dims moe_dims = {.d = D, .streams = 4, .experts = EXPERTS, .used = USED, .ff = FF,
+                                 .route_scale = 1.5f, .vocab = 50};
 
 static void run_moe(backend *b, void *fixture, const int *which, int n, float *out)
 {
@@ -214,7 +216,8 @@ static double dot_of(const be_weight *w, int64_t slice, int64_t o, const double 
     return s;
 }
 
-static void one_expert(const be_weight *w, int64_t e, enum be_act act, const float *x, double clamp, double weight, double *y)
+static void one_expert(const be_weight *w, int64_t e, enum be_act act, const float *x, double clamp, double weight,
+                       double *y)
 {
     double in[D], up_in[D], mid[FF];
     float h[FF];
@@ -234,7 +237,8 @@ static void check_moe(uint32_t type, uint32_t down, uint32_t shared, enum be_act
     rng g = {type + down};
     moe_fx f;
     for (int i = 0; i < 6; i++)
-        f.w[i] = make_weight(&g, i < 2 ? type : i == 2 ? down : shared, i % 3 == 2 ? FF : D, i % 3 == 2 ? D : FF, i < 3 ? EXPERTS : 1);
+        f.w[i] = make_weight(&g, i < 2 ? type : i == 2 ? down : shared, i % 3 == 2 ? FF : D, i % 3 == 2 ? D : FF,
+                             i < 3 ? EXPERTS : 1);
     fill_normal(&g, f.x, POOL_ROWS * D, 1);
     for (int i = 0; i < POOL_ROWS * USED; i++) {
         f.ids[i] = (i / USED * 2 + i % USED) % EXPERTS;
@@ -396,7 +400,8 @@ static void router_scores_match_the_golden_vector(void **state)
     int k = (int)a.count / 2; /* logits, then scores */
     be_dims dims = {.d = 1, .experts = 2, .used = 1, .route_scale = 1, .vocab = 1};
     for (int i = 0; i < k; i++) {
-        /* two experts with this logit and with 0: the weight of the first of them is 1, so use two slots and compare the ratio */
+        /* two experts with this logit and with 0: the weight of the first of them is 1, so use two slots and compare
+         * the ratio */
         dims.used = 2;
         backend *b = open_variant(V_FAST, BE_ACT_FLOAT, &dims);
         float w[2] = {v[i], 0}, x = 1, bias[2] = {10, 0};

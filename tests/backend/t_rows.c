@@ -6,12 +6,14 @@
 enum { S = 4, MIX = S * (2 + S) };
 
 static const be_dims dims = {
-    .d = 296, .streams = S, .sinkhorn = 20, .rms_eps = 1e-6f, .hc_eps = 1e-6f, .heads = 3, .head_dim = 128, .rope_dim = 64, .window = 128,
+    .d = 296, .streams = S, .sinkhorn = 20, .rms_eps = 1e-6f, .hc_eps = 1e-6f, .heads = 3, .head_dim = 128,
+        .rope_dim = 64, .window = 128,
     .idx_heads = 5, .idx_dim = 128, .idx_topk = 16, .vocab = 77,
 };
 enum { D = 296, HEADS = 3, HEAD = 128, ROPE = 64 };
 
-static be_rows make_rows(backend *b, const int32_t *token, const int32_t *pos, const int32_t *seq, const int *which, int n)
+static be_rows make_rows(backend *b, const int32_t *token, const int32_t *pos, const int32_t *seq, const int *which,
+                         int n)
 {
     int32_t t[3][CPU_MAX_ROWS];
     be_rows r = {.n = n};
@@ -244,8 +246,8 @@ static void hyper_connections_follow_the_definition_for_every_row(void **state)
     }
 }
 
-/* Golden mixes (the 24 products, before scale and base): feeds them through hc_pre by way of a model of hidden size 1 whose
- * four streams are (2, 0, 0, 0), so that rms is 1 and product o is 2 * fn[o][0]. */
+/* Golden mixes (the 24 products, before scale and base): feeds them through hc_pre by way of a model of hidden size 1
+ * whose four streams are (2, 0, 0, 0), so that rms is 1 and product o is 2 * fn[o][0]. */
 static void sinkhorn_matches_the_golden_vectors(void **state)
 {
     (void)state;
@@ -311,7 +313,8 @@ static row_fx *make_row_fx(void)
 static void run_norm(backend *b, void *fixture, const int *which, int n, float *out)
 {
     row_fx *f = fixture;
-    float *x = gather_rows(b, f->x, HEADS * HEAD, which, n), *w = to_dev(b, f->w, HEADS * HEAD), *y = dev_room(b, (size_t)(n * HEADS * HEAD));
+    float *x = gather_rows(b, f->x, HEADS * HEAD, which, n), *w = to_dev(b, f->w, HEADS * HEAD),
+        *y = dev_room(b, (size_t)(n * HEADS * HEAD));
     b->op->norm(b, n, HEADS * HEAD, x, w, y);
     b->op->norm(b, n, HEADS * HEAD, x, w, x);
     assert_memory_equal(x, y, (size_t)(n * HEADS * HEAD) * 4);
@@ -374,7 +377,8 @@ static void check_golden_rope(const char *file, bool compressed)
     }
     float freq[ROPE / 2], cs[ROPE];
     for (int i = 0; i < ROPE / 2; i++) {
-        float ramp = fminf(fmaxf(((float)i - 15) / 10, 0), 1), f = 1.0f / powf(compressed ? 160000 : 10000, 2.0f * (float)i / ROPE);
+        float ramp = fminf(fmaxf(((float)i - 15) / 10, 0), 1),
+            f = 1.0f / powf(compressed ? 160000 : 10000, 2.0f * (float)i / ROPE);
         freq[i] = compressed ? f / 16 * ramp + f * (1 - ramp) : f;
     }
     for (int p = 0; p < 14; p++) {
@@ -413,8 +417,10 @@ static void run_kv(backend *b, void *fixture, const int *which, int n, float *ou
     float *back = dev_room(b, (size_t)(n * HEAD));
     b->op->gather(b, &r, &ring, back);
     assert_memory_equal(back, kv, (size_t)(n * HEAD) * 4);
-    for (int i = 0; i < n; i++)
-        assert_memory_equal(ring.base + (size_t)f->seq[which[i]] * CAP * HEAD + (size_t)(f->pos[which[i]] % CAP) * HEAD, kv + i * HEAD, HEAD * 4);
+    for (int i = 0; i < n; i++) {
+        int slot = f->seq[which[i]] * CAP + f->pos[which[i]] % CAP;
+        assert_memory_equal(ring.base + slot * HEAD, kv + i * HEAD, HEAD * 4);
+    }
     check_guards(b, ring.base, 2 * CAP * HEAD);
     give_back(b, out, 2 * HEAD, 0, kv, HEAD, n);
     give_back(b, out, 2 * HEAD, HEAD, raw, HEAD, n);
@@ -482,18 +488,21 @@ static void free_comp(comp_fx *f)
     free(f);
 }
 
-/* Feeds every token of the chosen sequences, one token of each per call, and returns the last two compressed rows, unrounded and rounded. */
+/* Feeds every token of the chosen sequences, one token of each per call, and returns the last two compressed rows,
+ * unrounded and rounded. */
 static void run_comp(backend *b, void *fixture, const int *which, int n, float *out)
 {
     comp_fx *f = fixture;
     int w = f->ratio == 4 ? 2 * f->width : f->width, cap = 2 * f->ratio + 16;
-    size_t ring_seq = (size_t)(cap * 2 * w), comp_cap = (size_t)(f->steps / f->ratio), comp_seq = comp_cap * (size_t)f->width;
+    size_t ring_seq = (size_t)(cap * 2 * w), comp_cap = (size_t)(f->steps / f->ratio),
+        comp_seq = comp_cap * (size_t)f->width;
     be_store ring = {dev_room(b, SEQS * ring_seq), 2 * w, cap, ring_seq};
     be_store comp[2];
     for (int k = 0; k < 2; k++)
         comp[k] = (be_store){dev_room(b, SEQS * comp_seq), f->width, (int)comp_cap, comp_seq};
     float *kv = dev_room(b, (size_t)(n * w)), *gate = dev_room(b, (size_t)(n * w));
-    float *ape = to_dev(b, f->ape, (size_t)(f->ratio * w)), *norm = to_dev(b, f->norm, 128), *freq = to_dev(b, f->freq, ROPE / 2);
+    float *ape = to_dev(b, f->ape, (size_t)(f->ratio * w)), *norm = to_dev(b, f->norm, 128),
+        *freq = to_dev(b, f->freq, ROPE / 2);
     int32_t pos[SEQS], seq[SEQS];
     for (int t = 0; t < f->steps; t++) {
         for (int i = 0; i < SEQS; i++) {
@@ -514,7 +523,8 @@ static void run_comp(backend *b, void *fixture, const int *which, int n, float *
         check_guards(b, comp[k].base, SEQS * comp_seq);
         for (int i = 0; i < n; i++)
             b->op->download(b, out + i * 4 * f->width + k * 2 * f->width,
-                            comp[k].base + (size_t)which[i] * comp_seq + (comp_cap - 2) * (size_t)f->width, (size_t)(2 * f->width) * 4);
+                            comp[k].base + (size_t)which[i] * comp_seq + (comp_cap - 2) * (size_t)f->width,
+                                (size_t)(2 * f->width) * 4);
     }
     check_guards(b, ring.base, SEQS * ring_seq);
 }

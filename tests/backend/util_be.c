@@ -180,7 +180,8 @@ void assert_close(double got, double want, double limit, const char *what, int a
         fail_msg("%s[%d] = %.9g, expected %.9g within %.2g", what, at, got, want, limit);
 }
 
-static void run_and_compare(row_op op, void *fx, backend *b, enum variant v, const int *which, int n, size_t width, const float *want,
+static void run_and_compare(row_op op, void *fx, backend *b, enum variant v, const int *which, int n, size_t width,
+                            const float *want,
                             float *got)
 {
     op(b, fx, which, n, got);
@@ -189,8 +190,8 @@ static void run_and_compare(row_op op, void *fx, backend *b, enum variant v, con
             size_t k = 0;
             while (memcmp(got + (size_t)r * width + k, want + (size_t)which[r] * width + k, sizeof *got) == 0)
                 k++;
-            fail_msg("variant %d, %d rows: row %d (number %d of the pool) differs at %zu: %.9g, alone in plain C %.9g", (int)v, n, r,
-                     which[r], k, got[(size_t)r * width + k], want[(size_t)which[r] * width + k]);
+            fail_msg("variant %d, %d rows: row %d (number %d of the pool) differs at %zu: %.9g, alone in plain C %.9g",
+                     (int)v, n, r, which[r], k, got[(size_t)r * width + k], want[(size_t)which[r] * width + k]);
         }
 }
 

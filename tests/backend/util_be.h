@@ -1,4 +1,5 @@
-/* util_be.h: what the backend tests share: random weights of every type, backends in every variant, the row-invariance check. */
+/* util_be.h: what the backend tests share: random weights of every type, backends in every variant, the
+ * row-invariance check. */
 #ifndef DS4_TESTS_BACKEND_UTIL_H
 #define DS4_TESTS_BACKEND_UTIL_H
 
@@ -35,7 +36,8 @@ void weight_row(const be_weight *w, int64_t slice, int64_t row, double *out); /*
 be_weight bound(backend *b, const be_weight *w);
 
 /* --- backends --- */
-enum variant { V_PLAIN, V_FAST, V_SECOND /* the next best kernels */, V_FAST3 /* three threads, every launch spread */, N_VARIANTS };
+enum variant { V_PLAIN, V_FAST, V_SECOND /* the next best kernels */, V_FAST3 /* three threads,
+              every launch spread */, N_VARIANTS };
 backend *open_variant(enum variant v, enum be_act act, const be_dims *dims);
 float *to_dev(backend *b, const float *host, size_t n); /* with guard numbers before and behind */
 float *dev_room(backend *b, size_t n);                  /* zeros, guarded the same way */
@@ -50,7 +52,8 @@ void assert_close(double got, double want, double limit, const char *what, int a
 /* --- row invariance --- */
 /* Runs an operation on rows which[0..n-1] of a pool of POOL_ROWS and writes each row's results, `width` floats. */
 typedef void (*row_op)(backend *b, void *fixture, const int *which, int n, float *out);
-/* Every variant, n = 1..16, 33 and 64 (if `distinct`, only to 16: no row twice in a launch), in order and shuffled, must give each row the bits that plain C gives it alone. */
+/* Every variant, n = 1..16, 33 and 64 (if `distinct`, only to 16: no row twice in a launch), in order and shuffled,
+ * must give each row the bits that plain C gives it alone. */
 void check_rows(row_op op, void *fixture, size_t width, enum be_act act, const be_dims *dims, bool distinct);
 
 /* Float32 tensor of the golden model file by name; false if it is not there. */

@@ -18,8 +18,8 @@ int cpu_act_group(const cpu *c, uint32_t type)
     }
 }
 
-/* The three arrays lie one after the other in one piece of scratch, each at a multiple of 64 bytes. Sums take 1/8 byte per element
- * in both forms: 4 bytes per 32, 2 bytes per 16. */
+/* The three arrays lie one after the other in one piece of scratch, each at a multiple of 64 bytes. Sums take 1/8
+ * byte per element in both forms: 4 bytes per 32, 2 bytes per 16. */
 static size_t scale_bytes(int group, size_t elems) { return (elems / (size_t)group * sizeof(float) + 63) / 64 * 64; }
 
 static void lay_out(cpu_act *a, char *p, size_t elems)
@@ -57,7 +57,8 @@ static void quantise_row(void *ctx, int r, int thread)
     }
 }
 
-bool cpu_act_make(cpu *c, cpu_act *a, int group, const float *x, size_t ldx, int64_t n, int rows, int parts, enum cpu_scratch which)
+bool cpu_act_make(cpu *c, cpu_act *a, int group, const float *x, size_t ldx, int64_t n, int rows, int parts,
+                  enum cpu_scratch which)
 {
     *a = (cpu_act){.n = n, .x = x, .ldx = ldx, .parts = parts, .group = group};
     if (!group)

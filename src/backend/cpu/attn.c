@@ -1,5 +1,5 @@
-/* attn.c: softmax attention with a sink over the window, the compressed rows and, for the drafter, the block's own rows.
- * Keys and values are the same rows. */
+/* attn.c: softmax attention with a sink over the window, the compressed rows and, for the drafter, the block's own
+ * rows. Keys and values are the same rows. */
 #include <math.h>
 #include <string.h>
 
@@ -62,7 +62,8 @@ static void attend_heads(void *ctx, int task, int thread)
     const be_dims *m = &j->c->base.dims;
     int i = task / j->parts, h0 = task % j->parts * HEADS_PER_TASK, dim = m->head_dim;
     int heads = m->heads - h0 < HEADS_PER_TASK ? m->heads - h0 : HEADS_PER_TASK;
-    const float **row = j->row + (size_t)thread * j->most, *q = j->a->q + ((size_t)i * (size_t)m->heads + (size_t)h0) * (size_t)dim;
+    const float **row = j->row + (size_t)thread * j->most;
+    const float *q = j->a->q + ((size_t)i * (size_t)m->heads + (size_t)h0) * (size_t)dim;
     float *z = j->logit + (size_t)thread * HEADS_PER_TASK * j->most, *o = j->a->o + (q - j->a->q);
     int n = visible_rows(j, i, row);
     for (int t = 0; t < n; t += TILE)

@@ -1,11 +1,13 @@
-/* compress.c: the compressor. Rows wait in a ring by position; a compressed row is pooled from the ring when its window ends. */
+/* compress.c: the compressor. Rows wait in a ring by position; a compressed row is pooled from the ring when its
+ * window ends. */
 #include <math.h>
 #include <string.h>
 
 #include "backend/cpu/cpu.h"
 #include "base/num.h"
 
-void cpu_comp_put(backend *b, const be_rows *r, int ratio, const float *kv, const float *gate, const float *ape, const be_store *ring)
+void cpu_comp_put(backend *b, const be_rows *r, int ratio, const float *kv, const float *gate, const float *ape,
+                  const be_store *ring)
 {
     int w = ring->width / 2;
     for (int i = 0; cpu_ok(cpu_of(b)) && i < r->n; i++) {
@@ -49,7 +51,8 @@ static void pool_piece(const float *const *kv, const float *const *score, int ro
         y[at + k] = acc[k] / sum[k];
 }
 
-/* The rows that window s pools: with overlap, lane A (first half of the columns) of the previous window, then lane B of its own. */
+/* The rows that window s pools: with overlap, lane A (first half of the columns) of the previous window, then lane B
+ * of its own. */
 static int window_rows(const pool_job *j, int32_t seq, int64_t s, const float **kv, const float **score)
 {
     int w = j->ring->width / 2, n = 0;
@@ -88,8 +91,8 @@ static void pool_row(void *ctx, int i, int thread)
     }
 }
 
-void cpu_comp_pool(backend *b, const be_rows *r, int ratio, const be_store *ring, const float *norm, const float *freq, bool index,
-                   bool sim, const be_store *out)
+void cpu_comp_pool(backend *b, const be_rows *r, int ratio, const be_store *ring, const float *norm,
+                   const float *freq, bool index, bool sim, const be_store *out)
 {
     cpu *c = cpu_of(b);
     if (!cpu_ok(c))

@@ -1,11 +1,14 @@
-/* cpu.h: inside of the CPU backend. Device memory is ordinary memory, operations run at once on the calling thread and a pool.
+/* cpu.h: inside of the CPU backend. Device memory is ordinary memory, operations run at once on the calling thread
+ * and a pool.
  *
- * Files: open (life, memory), par (threads), scratch, act (quantised activations), dot_* (inner products of one weight row),
- * linear, embed_hc, norm (norms, rotation, KV rows), compress, index, attn, route, moe, draft (pick, Markov, confidence).
+ * Files: open (life, memory), par (threads), scratch, act (quantised activations), dot_* (inner products of one
+ * weight row), linear, embed_hc, norm (norms, rotation, KV rows), compress, index, attn, route, moe, draft (pick,
+ * Markov, confidence).
  *
- * How a product is formed. One task owns some rows of the weight matrix. For each weight row the kernel walks along the row in
- * stretches of 256 elements; a stretch is decoded once and multiplied with the activations of every row of the launch. The order in
- * which one activation row is summed is fixed by the kernel and does not depend on the other rows, on their number or on the thread. */
+ * How a product is formed. One task owns some rows of the weight matrix. For each weight row the kernel walks along
+ * the row in stretches of 256 elements; a stretch is decoded once and multiplied with the activations of every row of
+ * the launch. The order in which one activation row is summed is fixed by the kernel and does not depend on the other
+ * rows, on their number or on the thread. */
 #ifndef DS4_BACKEND_CPU_CPU_H
 #define DS4_BACKEND_CPU_CPU_H
 
@@ -23,8 +26,9 @@ enum {
     CPU_TILE_FROM = 3,  /* activation rows from which a tile kernel pays */
 };
 
-/* Inputs of a product: rows of float32, and their int8 form where the weight wants it. A token may carry several rows ("parts": the
- * groups of a grouped product, the used experts): activation row r is part r % parts of token r / parts. */
+/* Inputs of a product: rows of float32, and their int8 form where the weight wants it. A token may carry several rows
+ * ("parts": the groups of a grouped product, the used experts): activation row r is part r % parts of token r /
+ * parts. */
 typedef struct cpu_act {
     int64_t n;       /* elements of an activation row */
     const float *x;  /* token t, part g at x + t*ldx + g*n */
@@ -125,30 +129,32 @@ void backend_fault_after(backend *b, int k);
 void cpu_force_plain(backend *b);
 
 /* --- par.c, scratch --- */
-/* fn(ctx, i, thread) for i in [0, n), spread over the threads; `work` = multiply-adds of all tasks together, so that small jobs stay
- * on the calling thread. Results must not depend on the spreading. */
+/* fn(ctx, i, thread) for i in [0, n), spread over the threads; `work` = multiply-adds of all tasks together, so that
+ * small jobs stay on the calling thread. Results must not depend on the spreading. */
 typedef void (*cpu_task)(void *ctx, int i, int thread);
 void cpu_for(cpu *c, int n, double work, cpu_task fn, void *ctx);
-/* At least `bytes` of 64-byte aligned scratch. It grows at the first operation of a new shape (sized by max_rows, not by the rows at
- * hand), so that nothing is allocated once every shape has been seen. NULL and a sticky error if there is no memory. */
+/* At least `bytes` of 64-byte aligned scratch. It grows at the first operation of a new shape (sized by max_rows, not
+ * by the rows at hand), so that nothing is allocated once every shape has been seen. NULL and a sticky error if there
+ * is no memory. */
 void *cpu_scratch(cpu *c, enum cpu_scratch which, size_t bytes);
 
 /* --- act.c --- */
 /* Elements per activation scale for a weight type under the backend's mode; 0 = float. */
 int cpu_act_group(const cpu *c, uint32_t type);
-/* Describes `rows` activation rows of n numbers (rows = tokens * parts, at most CPU_MAX_ROWS tokens); quantises them into scratch
- * `which` if group > 0. False after a failure. */
-bool cpu_act_make(cpu *c, cpu_act *a, int group, const float *x, size_t ldx, int64_t n, int rows, int parts, enum cpu_scratch which);
+/* Describes `rows` activation rows of n numbers (rows = tokens * parts, at most CPU_MAX_ROWS tokens); quantises them
+ * into scratch `which` if group > 0. False after a failure. */
+bool cpu_act_make(cpu *c, cpu_act *a, int group, const float *x, size_t ldx, int64_t n, int rows, int parts,
+                  enum cpu_scratch which);
 
 /* --- dot.c --- */
 /* y[k] = weight row . activation row rows[k], in float32, the weight decoded exactly. n <= CPU_MAX_ROWS. */
 void cpu_dot_float(const cpu *c, uint32_t type, const void *w, const cpu_act *a, const int *rows, int n, float *y);
 /* The same, accumulated in float64 (router, hyper-connections, confidence). */
 void cpu_dot_double(const cpu *c, uint32_t type, const void *w, const cpu_act *a, const int *rows, int n, double *y);
-/* The same in the form that `a` was made for, int8 or float32, for `count` <= CPU_TILE weight rows from row o of a slice:
- * y[k*ldy + i] = weight row (o + i) . activation row rows[k]. */
-void cpu_dots(const cpu *c, const be_weight *w, int64_t slice, int64_t o, int count, const cpu_act *a, const int *rows, int n,
-              float *y, size_t ldy);
+/* The same in the form that `a` was made for, int8 or float32, for `count` <= CPU_TILE weight rows from row o of a
+ * slice: y[k*ldy + i] = weight row (o + i) . activation row rows[k]. */
+void cpu_dots(const cpu *c, const be_weight *w, int64_t slice, int64_t o, int count, const cpu_act *a,
+              const int *rows, int n, float *y, size_t ldy);
 extern const int cpu_iota[CPU_MAX_ROWS]; /* 0, 1, 2, ... */
 static inline const char *cpu_row(const be_weight *w, int64_t slice, int64_t o)
 {
@@ -178,26 +184,31 @@ static inline float *cpu_array_row(const be_store *s, int32_t seq, int64_t i)
 
 /* --- the operations --- */
 void cpu_embed(backend *b, const be_rows *r, const be_weight *table, float *streams);
-void cpu_hc_pre(backend *b, int n, const be_hc *hc, const float *norm, const float *streams, float *mix, float *y, float *x);
+void cpu_hc_pre(backend *b, int n, const be_hc *hc, const float *norm, const float *streams, float *mix, float *y,
+                float *x);
 void cpu_hc_post(backend *b, int n, const float *mix, const float *out, float *streams);
 void cpu_hc_head(backend *b, int n, const be_hc *hc, const float *norm, const float *streams, float *y, float *x);
 void cpu_linear(backend *b, int n, const be_linear *jobs, int k);
 void cpu_norm(backend *b, int n, int dim, const float *x, const float *w, float *y);
 void cpu_q_finish(backend *b, const be_rows *r, const float *freq, float *q);
-void cpu_kv_finish(backend *b, const be_rows *r, const float *norm, const float *freq, bool sim, float *kv, const be_store *ring);
-void cpu_comp_put(backend *b, const be_rows *r, int ratio, const float *kv, const float *gate, const float *ape, const be_store *ring);
-void cpu_comp_pool(backend *b, const be_rows *r, int ratio, const be_store *ring, const float *norm, const float *freq, bool index,
-                   bool sim, const be_store *out);
+void cpu_kv_finish(backend *b, const be_rows *r, const float *norm, const float *freq, bool sim, float *kv,
+                   const be_store *ring);
+void cpu_comp_put(backend *b, const be_rows *r, int ratio, const float *kv, const float *gate, const float *ape,
+                  const be_store *ring);
+void cpu_comp_pool(backend *b, const be_rows *r, int ratio, const be_store *ring, const float *norm,
+                   const float *freq, bool index, bool sim, const be_store *out);
 void cpu_index_query(backend *b, const be_rows *r, const float *freq, bool sim, float *qi);
-void cpu_index_select(backend *b, const be_rows *r, int ratio, const float *qi, const float *wi, const be_store *rows, int32_t *sel);
+void cpu_index_select(backend *b, const be_rows *r, int ratio, const float *qi, const float *wi, const be_store *rows,
+                      int32_t *sel);
 void cpu_attend(backend *b, const be_rows *r, const be_attn *a);
-void cpu_route(backend *b, const be_rows *r, const float *x, const be_weight *gate, const float *bias, const int32_t *tid2eid,
-               int32_t *ids, float *weights);
+void cpu_route(backend *b, const be_rows *r, const float *x, const be_weight *gate, const float *bias,
+               const int32_t *tid2eid, int32_t *ids, float *weights);
 void cpu_moe(backend *b, int n, const be_moe *m, const float *x, const int32_t *ids, const float *weights, float *out);
 void cpu_tap(backend *b, const be_rows *r, const float *streams, int slot, const be_store *ring);
 void cpu_gather(backend *b, const be_rows *r, const be_store *ring, float *out);
 void cpu_pick(backend *b, int n, const float *logits, float temp, uint64_t seed, const int32_t *pos, int32_t *out);
 void cpu_markov(backend *b, const be_weight *w1, const be_weight *w2, const int32_t *prev, float *logits);
-void cpu_confidence(backend *b, int n, const be_weight *w, const be_weight *w1, const float *hidden, const int32_t *prev, float *out);
+void cpu_confidence(backend *b, int n, const be_weight *w, const be_weight *w1, const float *hidden,
+                    const int32_t *prev, float *out);
 
 #endif

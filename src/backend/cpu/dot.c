@@ -11,8 +11,10 @@
 #include <string.h>
 
 const int cpu_iota[CPU_MAX_ROWS] = {
-    0,  1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31,
-    32, 33, 34, 35, 36, 37, 38, 39, 40, 41, 42, 43, 44, 45, 46, 47, 48, 49, 50, 51, 52, 53, 54, 55, 56, 57, 58, 59, 60, 61, 62, 63,
+    0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15,
+    16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31,
+    32, 33, 34, 35, 36, 37, 38, 39, 40, 41, 42, 43, 44, 45, 46, 47,
+    48, 49, 50, 51, 52, 53, 54, 55, 56, 57, 58, 59, 60, 61, 62, 63,
 };
 
 float cpu_tree(const float *lane, int n)
@@ -42,7 +44,7 @@ double cpu_square(const cpu *c, const float *x, int64_t n)
     return cpu_tree64(lane);
 }
 
-/* n elements from `at` on of a weight row as float32: the row itself if it is float32 already, else decoded into buf. */
+/* n elements from `at` on of a weight row as float32: the row itself if it is float32, else decoded into buf. */
 static const float *stretch(const cpu *c, uint32_t type, const void *w, int64_t at, int n, float *buf)
 {
     const char *p = (const char *)w + quant_row_bytes(type, (uint64_t)at);
@@ -102,8 +104,8 @@ static cpu_dot_fn dot_for(const cpu_kernels *k, uint32_t type)
     }
 }
 
-void cpu_dots(const cpu *c, const be_weight *w, int64_t slice, int64_t o, int count, const cpu_act *a, const int *rows, int n,
-              float *y, size_t ldy)
+void cpu_dots(const cpu *c, const be_weight *w, int64_t slice, int64_t o, int count, const cpu_act *a,
+              const int *rows, int n, float *y, size_t ldy)
 {
     const char *p = cpu_row(w, slice, o);
     if (a->group && count == CPU_TILE && n >= CPU_TILE_FROM && c->k->tile[w->type]) {

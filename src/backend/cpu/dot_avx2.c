@@ -15,7 +15,10 @@
 
 static inline __m256i add2(__m256i acc, __m256i a, __m256i b) { return _mm256_add_epi32(acc, _mm256_madd_epi16(a, b)); }
 
-static inline __m256i add4(__m256i acc, __m256i u, __m256i x) { return add2(acc, _mm256_maddubs_epi16(u, x), _mm256_set1_epi16(1)); }
+static inline __m256i add4(__m256i acc, __m256i u, __m256i x)
+{
+    return add2(acc, _mm256_maddubs_epi16(u, x), _mm256_set1_epi16(1));
+}
 
 /* Signed bytes: the sign of w moves to x. |w| <= 128 and |x| <= 127: two products fit 16 bits. */
 static inline __m256i signed_bytes(__m256i w, __m256i x)

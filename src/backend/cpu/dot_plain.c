@@ -47,8 +47,8 @@ static void add_scaled(float *y, const float *x, float s, int n)
 
 /* --- activations --- */
 
-/* The scale of a group, and its reciprocal (0 when every q is 0). A group that holds infinity or NaN gets the scale NaN, so that the
- * fault shows in the result; one so small that 1/d overflows counts as zero. */
+/* The scale of a group, and its reciprocal (0 when every q is 0). A group that holds infinity or NaN gets the scale
+ * NaN, so that the fault shows in the result; one so small that 1/d overflows counts as zero. */
 static float scale_of(const float *x, int n, float *recip)
 {
     uint32_t top = 0;
@@ -124,6 +124,8 @@ static float open_mxfp4(const void *w, int64_t b, int8_t *q)
     return num_e8m0(k.e) * 0.5f;
 }
 
+#define INLINE static inline __attribute__((always_inline))
+
 static inline int dot_int(const int8_t *a, const int8_t *b, int n)
 {
     int s = 0;
@@ -132,8 +134,8 @@ static inline int dot_int(const int8_t *a, const int8_t *b, int n)
     return s;
 }
 
-static inline __attribute__((always_inline)) void dot_32(float (*open)(const void *, int64_t, int8_t *), const void *w,
-                                                         const cpu_act *a, const int *rows, int n, float *y)
+INLINE void dot_32(float (*open)(const void *, int64_t, int8_t *), const void *w, const cpu_act *a, const int *rows,
+                   int n, float *y)
 {
     float lane[CPU_MAX_ROWS][8];
     int8_t q[32];
@@ -251,8 +253,8 @@ static void open_iq2_xxs(const void *w, block256 *o)
     o->d = num_f16(k.d) * 0.125f;
 }
 
-static inline __attribute__((always_inline)) void dot_256(void (*open)(const void *, block256 *), size_t bytes, bool has_min,
-                                                          const void *w, const cpu_act *a, const int *rows, int n, float *y)
+INLINE void dot_256(void (*open)(const void *, block256 *), size_t bytes, bool has_min, const void *w,
+                    const cpu_act *a, const int *rows, int n, float *y)
 {
     block256 k256;
     memset(y, 0, (size_t)n * sizeof *y);
@@ -292,7 +294,7 @@ DOT_256(q6_k, false)
 DOT_256(iq2_xxs, false)
 
 const cpu_kernels cpu_plain = {
-    .name = "plain C", .lanes32 = lanes32, .lanes64 = lanes64, .dots = dots, .mix = mix, .add_scaled = add_scaled, .half = half,
-    .quant32 = quant32, .quant256 = quant256, .q8_0 = q8_0, .q4_0 = q4_0, .mxfp4 = mxfp4, .q2_k = q2_k, .q3_k = q3_k,
-    .q4_k = q4_k, .q5_k = q5_k, .q6_k = q6_k, .iq2_xxs = iq2_xxs,
+    .name = "plain C", .lanes32 = lanes32, .lanes64 = lanes64, .dots = dots, .mix = mix, .add_scaled = add_scaled,
+    .half = half, .quant32 = quant32, .quant256 = quant256, .q8_0 = q8_0, .q4_0 = q4_0, .mxfp4 = mxfp4,
+    .q2_k = q2_k, .q3_k = q3_k, .q4_k = q4_k, .q5_k = q5_k, .q6_k = q6_k, .iq2_xxs = iq2_xxs,
 };

@@ -1,14 +1,15 @@
 /* dot_tile.h: sixteen weight rows at once, for several activation rows, with 512-bit dot-product instructions.
  *
- * A stretch of the sixteen rows is decoded and transposed: lane r of a vector holds four bytes of weight row r, so that one instruction
- * multiplies them with four broadcast activations and no sum runs across lanes. Transposing costs about as much as three activation
- * rows with the kernels of dot_x86.h, which therefore serve launches of fewer rows. The integers, and the order in which floats are
- * added, are the same as there. */
+ * A stretch of the sixteen rows is decoded and transposed: lane r of a vector holds four bytes of weight row r, so
+ * that one instruction multiplies them with four broadcast activations and no sum runs across lanes. Transposing
+ * costs about as much as two activation rows with the kernels of dot_x86.h, which therefore serve launches of fewer
+ * rows. The integers, and the order in which floats are added, are the same as there. */
 #include "backend/cpu/dot_x86_open.h"
 
 enum { TILE = CPU_TILE };
 
-/* 32 bytes of each of sixteen rows, `step` bytes apart -> eight vectors; lane r of vector g holds bytes 4g..4g+3 of row r. */
+/* 32 bytes of each of sixteen rows, `step` bytes apart -> eight vectors; lane r of vector g holds bytes 4g..4g+3 of
+ * row r. */
 static inline void transpose(const char *p, size_t step, __m512i out[8])
 {
     __m512i a[8], b[8];
@@ -21,13 +22,14 @@ static inline void transpose(const char *p, size_t step, __m512i out[8])
         b[i + 1] = _mm512_unpackhi_epi32(a[i], a[i + 1]);
     }
     UNROLL
-    for (int i = 0; i < 8; i += 4) { /* a[i + q]: column q in lanes 0 and 2, column q + 4 in lanes 1 and 3; rows i.. and i + 8.. */
+    for (int i = 0; i < 8; i += 4) { /* a[i + q]: columns q (lanes 0, 2), q + 4 (lanes 1, 3) of rows i.., i + 8.. */
         a[i] = _mm512_unpacklo_epi64(b[i], b[i + 2]);
         a[i + 1] = _mm512_unpackhi_epi64(b[i], b[i + 2]);
         a[i + 2] = _mm512_unpacklo_epi64(b[i + 1], b[i + 3]);
         a[i + 3] = _mm512_unpackhi_epi64(b[i + 1], b[i + 3]);
     }
-    const __m512i even = _mm512_setr_epi64(0, 1, 8, 9, 4, 5, 12, 13), odd = _mm512_setr_epi64(2, 3, 10, 11, 6, 7, 14, 15);
+    const __m512i even = _mm512_setr_epi64(0, 1, 8, 9, 4, 5, 12, 13);
+    const __m512i odd = _mm512_setr_epi64(2, 3, 10, 11, 6, 7, 14, 15);
     UNROLL
     for (int q = 0; q < 4; q++) {
         out[q] = _mm512_permutex2var_epi64(a[q], even, a[q + 4]);
@@ -112,24 +114,30 @@ static inline __m512 tile_tree(__m512 lane[8])
     return lane[0];
 }
 
-#define TILE_32(fmt, OFFSET)                                                                                                  \
-    static void tile_of_##fmt(const void *w, size_t step, const cpu_act *a, const int *rows, int n, float *y, size_t ldy)     \
-    {                                                                                                                         \
-        __m512 lane[CPU_MAX_ROWS][8];                                                                                         \
-        const char *p = w;                                                                                                    \
-        memset(lane, 0, (size_t)n * sizeof *lane);                                                                            \
-        for (int64_t b = 0; b < a->n / 32; b++, p += sizeof(quant_##fmt)) {                                                   \
-            tile32 o;                                                                                                         \
-            tile_##fmt(p, step, &o);                                                                                          \
-            for (int k = 0; k < n; k++) {                                                                                     \
-                int64_t at = rows[k] * a->padded + 32 * b;                                                                    \
-                __m512i s = tile_sum(_mm512_set1_epi32(-(OFFSET) * a->sum32[at / 32]), o.u, a->q + at, 8);                    \
-                __m512 d = _mm512_mul_ps(o.d, _mm512_set1_ps(a->d[at / 32]));                                                 \
-                lane[k][b % 8] = _mm512_add_ps(lane[k][b % 8], _mm512_mul_ps(d, _mm512_cvtepi32_ps(s)));                      \
-            }                                                                                                                 \
-        }                                                                                                                     \
-        for (int k = 0; k < n; k++)                                                                                           \
-            _mm512_storeu_ps(y + (size_t)k * ldy, tile_tree(lane[k]));                                                        \
+INLINE void dot_tile32(void (*open)(const char *, size_t, tile32 *), size_t bytes, int offset, const char *p,
+                       size_t step, const cpu_act *a, const int *rows, int n, float *y, size_t ldy)
+{
+    __m512 lane[CPU_MAX_ROWS][8];
+    memset(lane, 0, (size_t)n * sizeof *lane);
+    for (int64_t b = 0; b < a->n / 32; b++, p += bytes) {
+        tile32 o;
+        open(p, step, &o);
+        for (int k = 0; k < n; k++) {
+            int64_t at = rows[k] * a->padded + 32 * b;
+            __m512i s = tile_sum(_mm512_set1_epi32(-offset * a->sum32[at / 32]), o.u, a->q + at, 8);
+            __m512 d = _mm512_mul_ps(o.d, _mm512_set1_ps(a->d[at / 32]));
+            lane[k][b % 8] = _mm512_add_ps(lane[k][b % 8], _mm512_mul_ps(d, _mm512_cvtepi32_ps(s)));
+        }
+    }
+    for (int k = 0; k < n; k++)
+        _mm512_storeu_ps(y + (size_t)k * ldy, tile_tree(lane[k]));
+}
+
+#define TILE_32(fmt, offset)                                                                                        \
+    static void tile_of_##fmt(const void *w, size_t step, const cpu_act *a, const int *rows, int n, float *y,       \
+                              size_t ld)                                                                            \
+    {                                                                                                               \
+        dot_tile32(tile_##fmt, sizeof(quant_##fmt), offset, w, step, a, rows, n, y, ld);                            \
     }
 TILE_32(q8_0, 128)
 TILE_32(q4_0, 8)
@@ -203,42 +211,54 @@ static inline __m512i low_sum(const tile256 *o, const int16_t *sum16)
     return s;
 }
 
-#define TILE_256(fmt, HAS_MIN, PER32)                                                                                         \
-    static void tile_of_##fmt(const void *w, size_t step, const cpu_act *a, const int *rows, int n, float *y, size_t ldy)     \
-    {                                                                                                                         \
-        __m512 acc[CPU_MAX_ROWS];                                                                                             \
-        const char *p = w;                                                                                                    \
-        memset(acc, 0, (size_t)n * sizeof *acc);                                                                              \
-        for (int64_t b = 0; b < a->n; b += 256, p += sizeof(quant_##fmt)) {                                                   \
-            opened t;                                                                                                         \
-            tile256 o;                                                                                                        \
-            UNROLL                                                                                                            \
-            for (int r = 0; r < TILE; r++) {                                                                                  \
-                block256 one;                                                                                                 \
-                open_##fmt(p + (size_t)r * step, &one);                                                                       \
-                if (!(HAS_MIN))                                                                                               \
-                    one.dmin = 0;                                                                                             \
-                keep(&t, r, &one);                                                                                            \
-            }                                                                                                                 \
-            turn(&t, &o);                                                                                                     \
-            for (int k = 0; k < n; k++) {                                                                                     \
-                int64_t at = rows[k] * a->padded + b;                                                                         \
-                __m512i s = scaled_sum(&o, a->q + at, PER32), low = low_sum(&o, a->sum16 + at / 16);                          \
-                __m512 dx = _mm512_set1_ps(a->d[at / 256]), d = _mm512_mul_ps(o.d, dx), v;                                    \
-                if (HAS_MIN)                                                                                                  \
-                    v = _mm512_sub_ps(_mm512_mul_ps(d, _mm512_cvtepi32_ps(s)),                                                \
-                                      _mm512_mul_ps(_mm512_mul_ps(o.dmin, dx), _mm512_cvtepi32_ps(low)));                     \
-                else                                                                                                          \
-                    v = _mm512_mul_ps(d, _mm512_cvtepi32_ps(_mm512_sub_epi32(s, low)));                                       \
-                acc[k] = _mm512_add_ps(acc[k], v);                                                                            \
-            }                                                                                                                 \
-        }                                                                                                                     \
-        for (int k = 0; k < n; k++)                                                                                           \
-            _mm512_storeu_ps(y + (size_t)k * ldy, acc[k]);                                                                    \
+/* One block of each of the sixteen rows, opened and transposed. */
+INLINE void tile_open(void (*open)(const char *, block256 *), bool has_min, const char *p, size_t step, tile256 *o)
+{
+    opened t;
+    UNROLL
+    for (int r = 0; r < TILE; r++) {
+        block256 one;
+        open(p + (size_t)r * step, &one);
+        if (!has_min)
+            one.dmin = 0;
+        keep(&t, r, &one);
     }
-TILE_256(q2_k, 1, false)
-TILE_256(q3_k, 0, false)
-TILE_256(q4_k, 1, true)
-TILE_256(q5_k, 1, true)
-TILE_256(q6_k, 0, false)
-TILE_256(iq2_xxs, 0, true)
+    turn(&t, o);
+}
+
+INLINE void dot_tile256(void (*open)(const char *, block256 *), size_t bytes, bool has_min, bool per32, const char *p,
+                        size_t step, const cpu_act *a, const int *rows, int n, float *y, size_t ldy)
+{
+    __m512 acc[CPU_MAX_ROWS];
+    memset(acc, 0, (size_t)n * sizeof *acc);
+    for (int64_t b = 0; b < a->n; b += 256, p += bytes) {
+        tile256 o;
+        tile_open(open, has_min, p, step, &o);
+        for (int k = 0; k < n; k++) {
+            int64_t at = rows[k] * a->padded + b;
+            __m512i s = scaled_sum(&o, a->q + at, per32), low = low_sum(&o, a->sum16 + at / 16);
+            __m512 dx = _mm512_set1_ps(a->d[at / 256]), d = _mm512_mul_ps(o.d, dx), v;
+            if (has_min)
+                v = _mm512_sub_ps(_mm512_mul_ps(d, _mm512_cvtepi32_ps(s)),
+                                  _mm512_mul_ps(_mm512_mul_ps(o.dmin, dx), _mm512_cvtepi32_ps(low)));
+            else
+                v = _mm512_mul_ps(d, _mm512_cvtepi32_ps(_mm512_sub_epi32(s, low)));
+            acc[k] = _mm512_add_ps(acc[k], v);
+        }
+    }
+    for (int k = 0; k < n; k++)
+        _mm512_storeu_ps(y + (size_t)k * ldy, acc[k]);
+}
+
+#define TILE_256(fmt, has_min, per32)                                                                               \
+    static void tile_of_##fmt(const void *w, size_t step, const cpu_act *a, const int *rows, int n, float *y,       \
+                              size_t ld)                                                                            \
+    {                                                                                                               \
+        dot_tile256(open_##fmt, sizeof(quant_##fmt), has_min, per32, w, step, a, rows, n, y, ld);                   \
+    }
+TILE_256(q2_k, true, false)
+TILE_256(q3_k, false, false)
+TILE_256(q4_k, true, true)
+TILE_256(q5_k, true, true)
+TILE_256(q6_k, false, false)
+TILE_256(iq2_xxs, false, true)

@@ -6,8 +6,9 @@
  *   add2     acc + products of signed 16-bit numbers, two per 32-bit lane
  *   signed_bytes, signed_sums   the same for signed bytes of weights
  *
- * sets the compilation target, and fills its table with ROW_KERNELS. Integer sums are exact, so their order is free; the share of the offset in the bytes
- * (dot_x86_open.h), offset * (sum of the activations), is subtracted from the sum. */
+ * sets the compilation target, and fills its table with ROW_KERNELS. Integer sums are exact, so their order is free;
+ * the share of the offset in the bytes (dot_x86_open.h), offset * (sum of the activations), is subtracted from the
+ * sum. */
 #include <math.h>
 #include <string.h>
 
@@ -177,7 +178,10 @@ static inline int sum4(__m128i v)
     return _mm_cvtsi128_si32(_mm_add_epi32(v, _mm_shuffle_epi32(v, 0xb1)));
 }
 
-static inline int sum8(__m256i v) { return sum4(_mm_add_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1))); }
+static inline int sum8(__m256i v)
+{
+    return sum4(_mm_add_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1)));
+}
 
 static void quant32(const float *x, int8_t *q, float *d, int32_t *sum32)
 {
@@ -210,7 +214,7 @@ static inline __m256i sums_of(const __m256i s[8])
     return _mm256_add_epi32(_mm256_permute2x128_si256(a, b, 0x20), _mm256_permute2x128_si256(a, b, 0x31));
 }
 
-/* Integer sums of eight blocks: the bytes in q times the activations x, minus offset times the sums of x. */
+/* Integer sums of eight blocks: the bytes of the weights times the activations x, minus offset times the sums of x. */
 static inline __m256i eight_sums(const eight *o, const int8_t *x, const int32_t *sum32, int offset)
 {
     __m256i s[8];
@@ -220,7 +224,7 @@ static inline __m256i eight_sums(const eight *o, const int8_t *x, const int32_t 
     return _mm256_sub_epi32(sums_of(s), _mm256_mullo_epi32(load32(sum32), _mm256_set1_epi32(offset)));
 }
 
-static inline __m256i eight_sums_q8(const eight *o, const int8_t *x, const int32_t *sum32)
+static inline __m256i eight_signed_sums(const eight *o, const int8_t *x, const int32_t *sum32)
 {
     __m256i s[8];
     UNROLL
@@ -229,36 +233,47 @@ static inline __m256i eight_sums_q8(const eight *o, const int8_t *x, const int32
     return signed_sums(sums_of(s), load32(sum32));
 }
 
-/* The rows of a launch against one weight row; blocks behind the last full eight are copied into a zeroed eight. */
-#define DOT_32(fmt, SUMS)                                                                                                     \
-    static void fmt(const void *w, const cpu_act *a, const int *rows, int n, float *y)                                        \
-    {                                                                                                                         \
-        enum { BYTES = sizeof(quant_##fmt) };                                                                                 \
-        __m256 acc[CPU_MAX_ROWS];                                                                                             \
-        const char *p = w;                                                                                                    \
-        for (int k = 0; k < n; k++)                                                                                           \
-            acc[k] = _mm256_setzero_ps();                                                                                     \
-        for (int64_t b = 0, blocks = a->n / 32; b < blocks; b += 8, p += 8 * BYTES) {                                         \
-            eight o;                                                                                                          \
-            char tail[8 * BYTES];                                                                                             \
-            if (blocks - b < 8) {                                                                                             \
-                memset(tail, 0, sizeof tail);                                                                                 \
-                memcpy(tail, p, (size_t)(blocks - b) * BYTES);                                                                \
-            }                                                                                                                 \
-            open_##fmt(blocks - b < 8 ? tail : p, &o);                                                                        \
-            for (int k = 0; k < n; k++) {                                                                                     \
-                int64_t at = rows[k] * a->padded + 32 * b;                                                                    \
-                __m256i s = SUMS;                                                                                             \
-                __m256 d = _mm256_mul_ps(o.d, _mm256_loadu_ps(a->d + at / 32));                                               \
-                acc[k] = _mm256_add_ps(acc[k], _mm256_mul_ps(d, _mm256_cvtepi32_ps(s)));                                      \
-            }                                                                                                                 \
-        }                                                                                                                     \
-        for (int k = 0; k < n; k++)                                                                                           \
-            y[k] = tree8(acc[k]);                                                                                             \
+#define INLINE static inline __attribute__((always_inline))
+
+enum { SIGNED = 0 }; /* in place of an offset: the bytes are signed */
+
+/* The rows of a launch against one weight row of blocks of `bytes` bytes. What follows the last full eight is copied
+ * into a zeroed eight. */
+INLINE void dot_32(void (*open)(const char *, eight *), int64_t bytes, int offset, const char *p, const cpu_act *a,
+                   const int *rows, int n, float *y)
+{
+    __m256 acc[CPU_MAX_ROWS];
+    char tail[8 * 64];
+    for (int k = 0; k < n; k++)
+        acc[k] = _mm256_setzero_ps();
+    for (int64_t b = 0, blocks = a->n / 32; b < blocks; b += 8, p += 8 * bytes) {
+        eight o;
+        if (blocks - b < 8) {
+            memset(tail, 0, sizeof tail);
+            memcpy(tail, p, (size_t)((blocks - b) * bytes));
+            p = tail;
+        }
+        open(p, &o);
+        for (int k = 0; k < n; k++) {
+            int64_t at = rows[k] * a->padded + 32 * b;
+            const int32_t *sum32 = a->sum32 + at / 32;
+            __m256i s = offset ? eight_sums(&o, a->q + at, sum32, offset) : eight_signed_sums(&o, a->q + at, sum32);
+            __m256 d = _mm256_mul_ps(o.d, _mm256_loadu_ps(a->d + at / 32));
+            acc[k] = _mm256_add_ps(acc[k], _mm256_mul_ps(d, _mm256_cvtepi32_ps(s)));
+        }
     }
-DOT_32(q8_0, eight_sums_q8(&o, a->q + at, a->sum32 + at / 32))
-DOT_32(q4_0, eight_sums(&o, a->q + at, a->sum32 + at / 32, 8))
-DOT_32(mxfp4, eight_sums(&o, a->q + at, a->sum32 + at / 32, 12))
+    for (int k = 0; k < n; k++)
+        y[k] = tree8(acc[k]);
+}
+
+#define DOT_32(fmt, offset)                                                                \
+    static void fmt(const void *w, const cpu_act *a, const int *rows, int n, float *y)     \
+    {                                                                                      \
+        dot_32(open_##fmt, sizeof(quant_##fmt), offset, w, a, rows, n, y);                 \
+    }
+DOT_32(q8_0, SIGNED)
+DOT_32(q4_0, 8)
+DOT_32(mxfp4, 12)
 
 /* --- blocks of 256 --- */
 
@@ -270,40 +285,44 @@ static inline void spread(__m256i even_then_odd, __m256i scale[8])
         scale[j] = _mm256_shuffle_epi8(even_then_odd, _mm256_set1_epi16((short)(0x0100 + j * 0x0202)));
 }
 
-/* The rows of a launch against one weight row. */
-#define DOT_256(fmt, HAS_MIN)                                                                                                 \
-    static void fmt(const void *w, const cpu_act *a, const int *rows, int n, float *y)                                        \
-    {                                                                                                                         \
-        const char *p = w;                                                                                                    \
-        memset(y, 0, (size_t)n * sizeof *y);                                                                                  \
-        for (int64_t b = 0; b < a->n; b += 256, p += sizeof(quant_##fmt)) {                                                   \
-            block256 o;                                                                                                       \
-            open_##fmt(p, &o);                                                                                                \
-            __m256i scale[8];                                                                                                 \
-            spread(o.scale, scale);                                                                                           \
-            for (int k = 0; k < n; k++) {                                                                                     \
-                int64_t at = rows[k] * a->padded + b;                                                                         \
-                const int8_t *x = a->q + at;                                                                                  \
-                __m256i s = _mm256_setzero_si256(), low = _mm256_madd_epi16(load32(a->sum16 + at / 16), o.low);               \
-                UNROLL                                                                                                        \
-                for (int j = 0; j < 8; j++)                                                                                   \
-                    s = add2(s, _mm256_maddubs_epi16(o.u[j], load32(x + 32 * j)), scale[j]);                                  \
-                float dx = a->d[at / 256];                                                                                    \
-                if (HAS_MIN)                                                                                                  \
-                    y[k] += o.d * dx * (float)sum8(s) - o.dmin * dx * (float)sum8(low);                                       \
-                else                                                                                                          \
-                    y[k] += o.d * dx * (float)sum8(_mm256_sub_epi32(s, low));                                                 \
-            }                                                                                                                 \
-        }                                                                                                                     \
+INLINE void dot_256(void (*open)(const char *, block256 *), size_t bytes, bool has_min, const char *p, const cpu_act *a,
+                    const int *rows, int n, float *y)
+{
+    memset(y, 0, (size_t)n * sizeof *y);
+    for (int64_t b = 0; b < a->n; b += 256, p += bytes) {
+        block256 o;
+        __m256i scale[8];
+        open(p, &o);
+        spread(o.scale, scale);
+        for (int k = 0; k < n; k++) {
+            int64_t at = rows[k] * a->padded + b;
+            const int8_t *x = a->q + at;
+            __m256i s = _mm256_setzero_si256(), low = _mm256_madd_epi16(load32(a->sum16 + at / 16), o.low);
+            UNROLL
+            for (int j = 0; j < 8; j++)
+                s = add2(s, _mm256_maddubs_epi16(o.u[j], load32(x + 32 * j)), scale[j]);
+            float dx = a->d[at / 256];
+            if (has_min)
+                y[k] += o.d * dx * (float)sum8(s) - o.dmin * dx * (float)sum8(low);
+            else
+                y[k] += o.d * dx * (float)sum8(_mm256_sub_epi32(s, low));
+        }
     }
-DOT_256(q2_k, 1)
-DOT_256(q3_k, 0)
-DOT_256(q4_k, 1)
-DOT_256(q5_k, 1)
-DOT_256(q6_k, 0)
-DOT_256(iq2_xxs, 0)
+}
 
-#define ROW_KERNELS                                                                                                           \
-    .lanes32 = lanes32, .lanes64 = lanes64, .dots = dots, .mix = mix, .add_scaled = add_scaled, .half = half,                 \
-    .quant32 = quant32, .quant256 = quant256, .q8_0 = q8_0, .q4_0 = q4_0, .mxfp4 = mxfp4, .q2_k = q2_k, .q3_k = q3_k,         \
-    .q4_k = q4_k, .q5_k = q5_k, .q6_k = q6_k, .iq2_xxs = iq2_xxs
+#define DOT_256(fmt, has_min)                                                              \
+    static void fmt(const void *w, const cpu_act *a, const int *rows, int n, float *y)     \
+    {                                                                                      \
+        dot_256(open_##fmt, sizeof(quant_##fmt), has_min, w, a, rows, n, y);               \
+    }
+DOT_256(q2_k, true)
+DOT_256(q3_k, false)
+DOT_256(q4_k, true)
+DOT_256(q5_k, true)
+DOT_256(q6_k, false)
+DOT_256(iq2_xxs, false)
+
+#define ROW_KERNELS                                                                                       \
+    .lanes32 = lanes32, .lanes64 = lanes64, .dots = dots, .mix = mix, .add_scaled = add_scaled,           \
+    .half = half, .quant32 = quant32, .quant256 = quant256, .q8_0 = q8_0, .q4_0 = q4_0, .mxfp4 = mxfp4,   \
+    .q2_k = q2_k, .q3_k = q3_k, .q4_k = q4_k, .q5_k = q5_k, .q6_k = q6_k, .iq2_xxs = iq2_xxs

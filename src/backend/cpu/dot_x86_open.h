@@ -1,7 +1,7 @@
 /* dot_x86_open.h: weight blocks to unsigned bytes, for x86 vector units. Included by dot_x86.h, which says how.
  *
- * A block becomes bytes u = q + offset and its scales. The bytes never exceed 127 (Q8_0 apart, which is kept signed), so that the sum of
- * two products with int8 activations fits 16 bits. */
+ * A block becomes bytes u = q + offset and its scales. The bytes never exceed 127 (Q8_0 apart, which is kept signed),
+ * so that the sum of two products with int8 activations fits 16 bits. */
 #ifndef DS4_BACKEND_CPU_DOT_X86_OPEN_H
 #define DS4_BACKEND_CPU_DOT_X86_OPEN_H
 
@@ -162,7 +162,8 @@ static inline void k4_scales(block256 *o, const uint8_t packed[12])
     uint32_t w[3];
     memcpy(w, packed, 12);
     uint32_t sc0 = w[0] & 0x3f3f3f3f, mn0 = w[1] & 0x3f3f3f3f;
-    uint32_t sc1 = (w[2] & 0x0f0f0f0f) | (w[0] >> 2 & 0x30303030), mn1 = (w[2] >> 4 & 0x0f0f0f0f) | (w[1] >> 2 & 0x30303030);
+    uint32_t sc1 = (w[2] & 0x0f0f0f0f) | (w[0] >> 2 & 0x30303030);
+    uint32_t mn1 = (w[2] >> 4 & 0x0f0f0f0f) | (w[1] >> 2 & 0x30303030);
     __m128i sc = _mm_cvtepu8_epi16(_mm_cvtsi64_si128((long long)((uint64_t)sc1 << 32 | sc0)));
     __m128i mn = _mm_cvtepu8_epi16(_mm_cvtsi64_si128((long long)((uint64_t)mn1 << 32 | mn0)));
     o->scale = _mm256_set_m128i(sc, sc);
@@ -210,7 +211,8 @@ static inline void open_q6_k(const char *p, block256 *o) /* offset 32 */
     const __m256i fifteen = _mm256_set1_epi8(15), three = _mm256_set1_epi8(0x30);
     UNROLL
     for (int h = 0; h < 2; h++) {
-        __m256i a = load32(k->ql + 64 * h), b = load32(k->ql + 64 * h + 32), hi = load32(k->qh + 32 * h), *u = o->u + 4 * h;
+        __m256i a = load32(k->ql + 64 * h), b = load32(k->ql + 64 * h + 32), hi = load32(k->qh + 32 * h);
+        __m256i *u = o->u + 4 * h;
         u[0] = _mm256_or_si256(_mm256_and_si256(a, fifteen), _mm256_and_si256(_mm256_slli_epi16(hi, 4), three));
         u[1] = _mm256_or_si256(_mm256_and_si256(b, fifteen), _mm256_and_si256(_mm256_slli_epi16(hi, 2), three));
         u[2] = _mm256_or_si256(_mm256_and_si256(_mm256_srli_epi16(a, 4), fifteen), _mm256_and_si256(hi, three));
@@ -226,19 +228,20 @@ static inline void open_q6_k(const char *p, block256 *o) /* offset 32 */
 /* The 8-bit sign masks of four 7-bit sign indices: bit 7 makes the number of ones even. */
 static inline __m256i sign_masks(__m256i aux)
 {
-    __m256i a = _mm256_and_si256(aux, _mm256_set1_epi32(0x7f)), b = _mm256_and_si256(_mm256_slli_epi32(aux, 1), _mm256_set1_epi32(0x7f00));
+    __m256i a = _mm256_and_si256(aux, _mm256_set1_epi32(0x7f));
+    __m256i b = _mm256_and_si256(_mm256_slli_epi32(aux, 1), _mm256_set1_epi32(0x7f00));
     __m256i c = _mm256_and_si256(_mm256_slli_epi32(aux, 2), _mm256_set1_epi32(0x7f0000));
     __m256i d = _mm256_and_si256(_mm256_slli_epi32(aux, 3), _mm256_set1_epi32(0x7f000000));
     __m256i v = _mm256_or_si256(_mm256_or_si256(a, b), _mm256_or_si256(c, d));
     __m256i fold = _mm256_and_si256(_mm256_xor_si256(v, _mm256_srli_epi16(v, 4)), _mm256_set1_epi8(15));
-    const __m256i odd = _mm256_broadcastsi128_si256(_mm_setr_epi8(0, -128, -128, 0, -128, 0, 0, -128, -128, 0, 0, -128, 0, -128, -128, 0));
-    return _mm256_or_si256(v, _mm256_shuffle_epi8(odd, fold));
+    const __m128i odd = _mm_setr_epi8(0, -128, -128, 0, -128, 0, 0, -128, -128, 0, 0, -128, 0, -128, -128, 0);
+    return _mm256_or_si256(v, _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(odd), fold));
 }
 
 static inline void open_iq2_xxs(const char *p, block256 *o) /* offset 43 */
 {
     const __m256i bit = _mm256_set1_epi64x((long long)0x8040201008040201u), offset = _mm256_set1_epi8(43);
-    const __m256i by_byte = _mm256_setr_epi8(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 2, 2, 2, 2, 2, 2, 2, 2, 3, 3, 3, 3, 3, 3, 3, 3);
+    const __m256i by_byte = _mm256_setr_epi64x(0, 0x0101010101010101, 0x0202020202020202, 0x0303030303030303);
     const uint8_t *q = (const uint8_t *)p + 2;
     /* every second word of the 64 bytes, in order */
     __m256 a = _mm256_castsi256_ps(load32(q)), b = _mm256_castsi256_ps(load32(q + 32));

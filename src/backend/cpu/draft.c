@@ -26,7 +26,8 @@ static void pick_chunk(void *ctx, int task, int thread)
 {
     (void)thread;
     const pick_job *j = ctx;
-    int r = task / j->chunks, from = task % j->chunks * PICK_CHUNK, to = from + PICK_CHUNK < j->vocab ? from + PICK_CHUNK : j->vocab;
+    int r = task / j->chunks, from = task % j->chunks * PICK_CHUNK;
+    int to = from + PICK_CHUNK < j->vocab ? from + PICK_CHUNK : j->vocab;
     const float *logit = j->logits + (size_t)r * (size_t)j->vocab;
     candidate best = {-INFINITY, -1};
     for (int t = from; t < to; t++) {
@@ -104,7 +105,8 @@ void cpu_markov(backend *b, const be_weight *w1, const be_weight *w2, const int3
 }
 
 /* In index order, as spec/ computes it on the host for backends without this operation. */
-void cpu_confidence(backend *b, int n, const be_weight *w, const be_weight *w1, const float *hidden, const int32_t *prev, float *out)
+void cpu_confidence(backend *b, int n, const be_weight *w, const be_weight *w1, const float *hidden,
+                    const int32_t *prev, float *out)
 {
     cpu *c = cpu_of(b);
     int64_t d = b->dims.d, rank = w1->ne0;

@@ -145,7 +145,8 @@ static void hc_run(cpu *c, hc_job *j)
     cpu_for(c, j->n, 3 * work, hc_finish, j);
 }
 
-void cpu_hc_pre(backend *b, int n, const be_hc *hc, const float *norm, const float *streams, float *mix, float *y, float *x)
+void cpu_hc_pre(backend *b, int n, const be_hc *hc, const float *norm, const float *streams, float *mix, float *y,
+                float *x)
 {
     int s = b->dims.streams;
     hc_job j = {.hc = hc, .norm = norm, .streams = streams, .mix = mix, .y = y, .x = x, .n = n, .outputs = s * (2 + s)};
@@ -154,7 +155,8 @@ void cpu_hc_pre(backend *b, int n, const be_hc *hc, const float *norm, const flo
 
 void cpu_hc_head(backend *b, int n, const be_hc *hc, const float *norm, const float *streams, float *y, float *x)
 {
-    hc_job j = {.hc = hc, .norm = norm, .streams = streams, .y = y, .x = x, .n = n, .outputs = b->dims.streams, .head = true};
+    hc_job j = {.hc = hc, .norm = norm, .streams = streams, .y = y, .x = x, .n = n, .outputs = b->dims.streams,
+                .head = true};
     hc_run(cpu_of(b), &j);
 }
 

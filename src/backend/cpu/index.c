@@ -67,7 +67,8 @@ static void score_chunk(void *ctx, int task, int thread)
     int n = have - from < SCORE_CHUNK ? have - from : SCORE_CHUNK;
     if (have <= m->idx_topk || n <= 0)
         return;
-    const float *q = j->qi + (size_t)r * (size_t)(m->idx_heads * m->idx_dim), *w = j->wi + (size_t)r * (size_t)m->idx_heads;
+    const float *q = j->qi + (size_t)r * (size_t)(m->idx_heads * m->idx_dim);
+    const float *w = j->wi + (size_t)r * (size_t)m->idx_heads;
     const float *row[SCORE_CHUNK];
     float scale = (float)(1 / sqrt((double)m->idx_dim * m->idx_heads)), dot[SCORE_CHUNK], score[SCORE_CHUNK] = {0};
     for (int s = 0; s < n; s++)
@@ -124,7 +125,8 @@ static void select_row(void *ctx, int r, int thread)
         sel[n++] = -1;
 }
 
-void cpu_index_select(backend *b, const be_rows *r, int ratio, const float *qi, const float *wi, const be_store *rows, int32_t *sel)
+void cpu_index_select(backend *b, const be_rows *r, int ratio, const float *qi, const float *wi, const be_store *rows,
+                      int32_t *sel)
 {
     cpu *c = cpu_of(b);
     if (!cpu_ok(c))

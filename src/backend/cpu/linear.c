@@ -51,7 +51,8 @@ static const cpu_act *find(const inputs *in, const be_linear *job, int group)
 {
     for (int i = 0; i < in->count; i++) {
         const cpu_act *a = &in->act[i];
-        if (a->x == job->x && a->ldx == (size_t)job->ldx && a->n == job->w->ne0 && a->parts == job->groups && a->group == group)
+        bool same_rows = a->x == job->x && a->ldx == (size_t)job->ldx && a->n == job->w->ne0 && a->parts == job->groups;
+        if (same_rows && a->group == group)
             return a;
     }
     return NULL;

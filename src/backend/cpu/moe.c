@@ -1,6 +1,6 @@
 /* moe.c: routed and shared experts. Rows are grouped by expert, so that each expert's weights are read once per launch.
  *
- *   hidden[row][slot] = silu(min(gate x, clamp)) * clip(up x, clamp) * weight        slot 0..used-1 routed, then the shared expert
+ *   hidden[row][slot] = silu(min(gate x, clamp)) * clip(up x, clamp) * weight     slots: routed, then shared
  *   out[row]          = sum over slots of down hidden[row][slot], then the shared expert's */
 #include <math.h>
 #include <string.h>
@@ -88,7 +88,8 @@ static void add_to_group(group *g, int row, int hidden)
     g->hidden[g->count++] = hidden;
 }
 
-/* One group per distinct expert in order of first visit (a second one if a table names an expert more than CPU_MAX_ROWS times). */
+/* One group per distinct expert in order of first visit (a second one if a table names an expert more than
+ * CPU_MAX_ROWS times). */
 static bool make_groups(moe_job *j, const int32_t *ids)
 {
     const be_moe *m = j->m;
@@ -154,7 +155,8 @@ void cpu_moe(backend *b, int n, const be_moe *m, const float *x, const int32_t *
     if (!cpu_ok(c) || n <= 0)
         return;
     if (m->gate->ne1 != s->ff || m->sgate->ne1 != s->ff || m->down->ne0 != s->ff || m->sdown->ne0 != s->ff) {
-        cpu_fail(c, "experts of inner size %lld and %lld, expected %d", (long long)m->gate->ne1, (long long)m->sgate->ne1, s->ff);
+        cpu_fail(c, "experts of inner size %lld and %lld, expected %d", (long long)m->gate->ne1,
+                 (long long)m->sgate->ne1, s->ff);
         return;
     }
     if (!make_room(&j) || !make_groups(&j, ids) || !make_inputs(&j, x))

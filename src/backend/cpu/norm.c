@@ -71,7 +71,8 @@ void cpu_q_finish(backend *b, const be_rows *r, const float *freq, float *q)
         cpu_for(c, r->n * m->heads, 2.0 * r->n * m->heads * m->head_dim, finish_head, &j);
 }
 
-void cpu_kv_finish(backend *b, const be_rows *r, const float *norm, const float *freq, bool sim, float *kv, const be_store *ring)
+void cpu_kv_finish(backend *b, const be_rows *r, const float *norm, const float *freq, bool sim, float *kv,
+                   const be_store *ring)
 {
     cpu *c = cpu_of(b);
     int dim = b->dims.head_dim, rope = b->dims.rope_dim;

@@ -86,10 +86,11 @@ static int op_bind(backend *b, be_weight *w, ds4_err *e)
     (void)b;
     const quant_info *q = quant_type_info(w->type);
     if (!q || !q->is_float_like)
-        return ds4_fail(e, DS4_EMODEL, "tensor %s: type %s cannot be multiplied on the CPU", w->name, quant_type_name(w->type));
+        return ds4_fail(e, DS4_EMODEL, "tensor %s: type %s cannot be multiplied on the CPU", w->name,
+                        quant_type_name(w->type));
     if (w->ne0 <= 0 || w->ne1 <= 0 || w->ne2 <= 0 || w->ne0 % q->block)
-        return ds4_fail(e, DS4_EMODEL, "tensor %s: shape %lld x %lld x %lld does not fit type %s (blocks of %u)", w->name,
-                        (long long)w->ne0, (long long)w->ne1, (long long)w->ne2, q->name, q->block);
+        return ds4_fail(e, DS4_EMODEL, "tensor %s: shape %lld x %lld x %lld does not fit type %s (blocks of %u)",
+                        w->name, (long long)w->ne0, (long long)w->ne1, (long long)w->ne2, q->name, q->block);
     w->row_bytes = quant_row_bytes(w->type, (uint64_t)w->ne0);
     w->data = w->host;
     return 0;
@@ -112,19 +113,21 @@ static bool op_step_begin(backend *b, uint64_t key)
 static void op_step_end(backend *b) { (void)b; }
 
 static const backend_ops cpu_ops = {
-    .close = op_close, .alloc = op_alloc, .upload = op_copy, .download = op_copy, .copy = op_copy, .bind = op_bind, .sync = op_sync,
-    .step_begin = op_step_begin, .step_end = op_step_end, .embed = cpu_embed, .hc_pre = cpu_hc_pre, .hc_post = cpu_hc_post,
-    .hc_head = cpu_hc_head, .linear = cpu_linear, .norm = cpu_norm, .q_finish = cpu_q_finish, .kv_finish = cpu_kv_finish,
-    .comp_put = cpu_comp_put, .comp_pool = cpu_comp_pool, .index_query = cpu_index_query, .index_select = cpu_index_select,
-    .attend = cpu_attend, .route = cpu_route, .moe = cpu_moe, .tap = cpu_tap, .gather = cpu_gather, .pick = cpu_pick,
-    .markov = cpu_markov, .confidence = cpu_confidence,
+    .close = op_close, .alloc = op_alloc, .upload = op_copy, .download = op_copy, .copy = op_copy,
+    .bind = op_bind, .sync = op_sync, .step_begin = op_step_begin, .step_end = op_step_end,
+    .embed = cpu_embed, .hc_pre = cpu_hc_pre, .hc_post = cpu_hc_post, .hc_head = cpu_hc_head,
+    .linear = cpu_linear, .norm = cpu_norm, .q_finish = cpu_q_finish, .kv_finish = cpu_kv_finish,
+    .comp_put = cpu_comp_put, .comp_pool = cpu_comp_pool, .index_query = cpu_index_query,
+    .index_select = cpu_index_select, .attend = cpu_attend, .route = cpu_route, .moe = cpu_moe,
+    .tap = cpu_tap, .gather = cpu_gather, .pick = cpu_pick, .markov = cpu_markov, .confidence = cpu_confidence,
 };
 
 int cpu_open(backend **out, const backend_options *o, ds4_err *e)
 {
     *out = NULL;
     if (o->threads < 0 || o->threads > CPU_MAX_THREADS)
-        return ds4_fail(e, DS4_EARG, "threads: %d is out of range; expected 0 (all cores) to %d", o->threads, CPU_MAX_THREADS);
+        return ds4_fail(e, DS4_EARG, "threads: %d is out of range; expected 0 (all cores) to %d", o->threads,
+                        CPU_MAX_THREADS);
     cpu *c = calloc(1, sizeof *c);
     if (!c)
         return ds4_fail(e, DS4_ENOMEM, "no memory for the CPU backend");

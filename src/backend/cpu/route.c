@@ -67,8 +67,8 @@ static bool ids_from_table(cpu *c, const int32_t *tid2eid, int32_t token, int32_
     return true;
 }
 
-void cpu_route(backend *b, const be_rows *r, const float *x, const be_weight *gate, const float *bias, const int32_t *tid2eid,
-               int32_t *ids, float *weights)
+void cpu_route(backend *b, const be_rows *r, const float *x, const be_weight *gate, const float *bias,
+               const int32_t *tid2eid, int32_t *ids, float *weights)
 {
     cpu *c = cpu_of(b);
     const be_dims *m = &b->dims;
