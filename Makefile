@@ -62,7 +62,7 @@ $(BUILD)/tests/libutil.a: $(patsubst tests/%.c,$(BUILD)/tests/%.o,$(wildcard tes
 	@rm -f $@
 	@ar rcs $@ $^
 
-# Programs. Only those in BUILD=build are put beside the Makefile; other builds keep theirs.
+# Programs: linked in $(BUILD)/bin; the short names also put them beside the Makefile.
 app_main = $(patsubst src/%.c,$(BUILD)/%.o,$(wildcard src/app/$1_*.c))
 app_libs = $(foreach r,$(deps_app),$(call lib_of,$r))
 programs = ds4 ds4-quantize

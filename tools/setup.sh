@@ -59,7 +59,10 @@ fi
 say "installing$missing"
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
-install() { $root env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends $missing >>"$log" 2>&1; }
+install() {
+    # shellcheck disable=SC2086 -- a list of packages
+    $root env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends $missing >>"$log" 2>&1
+}
 install || { $root apt-get update -q >>"$log" 2>&1; install; } || {
     say "apt-get could not install$missing: $(grep -E '^(E|Err|sudo)' "$log" | tail -n 1)"
     exit 1
