@@ -1,6 +1,7 @@
-"""Writing GGUF v3 files of DeepSeek-V4 models from Python: metadata, names, block encodings. Standard library and numpy only.
+"""Writing GGUF v3 files of DeepSeek-V4 models from Python: metadata, names, block encodings.
 
-Used by the scripts that make test models; the product's own converter is ds4-quantize. Layouts are facts of the ggml/GGUF formats."""
+Standard library and numpy only. Used by the scripts that make test models; the product's own converter is
+ds4-quantize. Layouts are facts of the ggml/GGUF formats."""
 import struct
 
 import numpy as np

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the golden model with the real layer shapes (weights by an integer hash) as GGUF files for the slow oracle test.
+"""Writes the golden model with the real layer shapes (weights by an integer hash) as GGUF files.
 
 usage: oracle_c.py GOLDEN_DIR OUT_DIR [--check]
 
@@ -13,7 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from gguf_out import F16, F32, I32, MXFP4, Q8_0, Writer, drafter_metadata, gguf_name, pack_mxfp4, pack_q8, trunk_metadata
+from gguf_out import (F16, F32, I32, MXFP4, Q8_0, Writer, drafter_metadata, gguf_name, pack_mxfp4, pack_q8,
+                      trunk_metadata)
 
 U = np.uint32
 PIECE = 1 << 22  # elements made at a time

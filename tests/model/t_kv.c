@@ -31,7 +31,7 @@ static uint64_t hash_of(v4_rig *t, int pos)
 /* Opens the tiny model with rings of `room` rows beyond their windows (0: as the product has them). */
 static void open_with_room(v4_rig *t, int room)
 {
-    v4_open(t, (rig_options){.act = BE_ACT_Q8, .sim = KV_SIM_FULL, .threads = 2, .ctx = CTX});
+    v4_open(t, (rig_options){.act = BE_ACT_Q8, .sim = KV_SIM_FULL, .ctx = CTX});
     if (!room)
         return;
     ds4_err e = {0};

@@ -34,16 +34,16 @@ static void expect_same(const outcome *a, const outcome *b, int n, int from, int
         fail_msg("%s: the state differs from one row at a time", what);
 }
 
-/* Every narrow chunk size against one row at a time. Sequence state of an earlier run is overwritten: nothing may leak
+/* Narrow chunk sizes from 2 on against one row at a time. Sequence state of an earlier run is overwritten: nothing may leak
  * from it. */
-static void check_chunks(enum be_act act, int n)
+static void check_chunks(enum be_act act, int n, int step)
 {
     int32_t ids[700];
     v4_rig t;
     v4_tokens(ids, n);
-    v4_open(&t, options(act, 2));
+    v4_open(&t, options(act, 1));
     outcome one = run(&t, ids, n, 1);
-    for (int chunk = 2; chunk <= BE_NARROW; chunk++) {
+    for (int chunk = 2; chunk <= BE_NARROW; chunk += step) {
         char what[64];
         snprintf(what, sizeof what, "chunks of %d", chunk);
         outcome o = run(&t, ids, n, chunk);
@@ -57,22 +57,22 @@ static void check_chunks(enum be_act act, int n)
 static void chunks_1_to_16_int8_300(void **s)
 {
     (void)s;
-    check_chunks(BE_ACT_Q8, 300);
+    check_chunks(BE_ACT_Q8, 300, 1);
 }
 static void chunks_1_to_16_float_300(void **s)
 {
     (void)s;
-    check_chunks(BE_ACT_FLOAT, 300);
+    check_chunks(BE_ACT_FLOAT, 300, 1);
 }
 static void chunks_1_to_16_int8_700(void **s)
 {
     (void)s;
-    check_chunks(BE_ACT_Q8, 700);
+    check_chunks(BE_ACT_Q8, 700, 1);
 }
-static void chunks_1_to_16_float_700(void **s)
+static void chunks_2_to_14_float_700(void **s)
 {
     (void)s;
-    check_chunks(BE_ACT_FLOAT, 700);
+    check_chunks(BE_ACT_FLOAT, 700, 3);
 }
 
 /* Wide chunks on the CPU: the same bits too (only the last 16 rows of a chunk have logits). */
@@ -82,7 +82,7 @@ static void check_wide(enum be_act act)
     int32_t ids[N];
     v4_rig t;
     v4_tokens(ids, N);
-    v4_open(&t, options(act, 2));
+    v4_open(&t, options(act, 1));
     outcome one = run(&t, ids, N, 1);
     for (int chunk = 17; chunk <= 64; chunk += chunk == 17 ? 15 : 32) { /* 17, 32, 64 */
         char what[64];
@@ -167,7 +167,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(chunks_1_to_16_int8_300), cmocka_unit_test(chunks_1_to_16_float_300),
-        cmocka_unit_test(chunks_1_to_16_int8_700), cmocka_unit_test(chunks_1_to_16_float_700),
+        cmocka_unit_test(chunks_1_to_16_int8_700), cmocka_unit_test(chunks_2_to_14_float_700),
         cmocka_unit_test(wide_chunks_int8),        cmocka_unit_test(wide_chunks_float),
         cmocka_unit_test(threads_change_nothing),  cmocka_unit_test(sequences_do_not_mix),
     };
