@@ -23,7 +23,6 @@ enum {
     CPU_LANES = 32,     /* partial sums of a float32 product: element i goes to lane i mod 32 */
     CPU_LANES64 = 16,   /* partial sums of a float64 product */
     CPU_TILE = 16,      /* weight rows of one task, and of a tile kernel */
-    CPU_TILE_FROM = 3,  /* activation rows from which a tile kernel pays */
 };
 
 /* Inputs of a product: rows of float32, and their int8 form where the weight wants it. A token may carry several rows
@@ -56,10 +55,10 @@ typedef void (*cpu_tile_fn)(const void *w, size_t step, const cpu_act *a, const 
 /* Inner loops that exist in plain C and for vector units, with equal bits. */
 typedef struct cpu_kernels {
     const char *name;
-    /* lane[i mod CPU_LANES] += w[i] * x[i] */
-    void (*lanes32)(const float *w, const float *x, int64_t n, float *lane);
+    /* lane[r][i mod CPU_LANES] += w[i] * x[r][i] */
+    void (*lanes32)(const float *w, const float *const *x, int rows, int64_t n, float (*lane)[CPU_LANES]);
     /* the same in float64 with CPU_LANES64 lanes; the products are exact there */
-    void (*lanes64)(const float *w, const float *x, int64_t n, double *lane);
+    void (*lanes64)(const float *w, const float *const *x, int rows, int64_t n, double (*lane)[CPU_LANES64]);
     /* z[t] = q . row[t], in CPU_LANES lanes added by cpu_tree */
     void (*dots)(const float *q, const float *const *row, int n, int dim, float *z);
     /* o = sum over t, in order, of p[t] * row[t] */
@@ -70,7 +69,7 @@ typedef struct cpu_kernels {
     void (*quant256)(const float *x, int8_t *q, float *d, int16_t *sum16); /* one group of 256 */
     cpu_dot_fn q8_0, q4_0, mxfp4;                        /* int8 with one scale per 32 */
     cpu_dot_fn q2_k, q3_k, q4_k, q5_k, q6_k, iq2_xxs;    /* int8 with one scale per 256 */
-    cpu_tile_fn tile[40]; /* by weight type; NULL: row by row */
+    struct { cpu_tile_fn run; int from; } tile[40];      /* by weight type; for `from` rows or more; NULL: row by row */
 } cpu_kernels;
 
 extern const cpu_kernels cpu_plain;

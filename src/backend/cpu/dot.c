@@ -39,9 +39,9 @@ double cpu_tree64(const double *lane)
 
 double cpu_square(const cpu *c, const float *x, int64_t n)
 {
-    double lane[CPU_LANES64] = {0};
-    c->k->lanes64(x, x, n, lane);
-    return cpu_tree64(lane);
+    double lane[1][CPU_LANES64] = {{0}};
+    c->k->lanes64(x, &x, 1, n, lane);
+    return cpu_tree64(lane[0]);
 }
 
 /* n elements from `at` on of a weight row as float32: the row itself if it is float32, else decoded into buf. */
@@ -62,12 +62,14 @@ static int next_stretch(int64_t n, int64_t at) { return n - at < CPU_STRETCH ? (
 void cpu_dot_float(const cpu *c, uint32_t type, const void *w, const cpu_act *a, const int *rows, int n, float *y)
 {
     _Alignas(64) float lane[CPU_MAX_ROWS][CPU_LANES], buf[CPU_STRETCH];
+    const float *x[CPU_MAX_ROWS];
     memset(lane, 0, (size_t)n * sizeof *lane);
     for (int64_t at = 0; at < a->n; at += CPU_STRETCH) {
         int len = next_stretch(a->n, at);
         const float *v = stretch(c, type, w, at, len, buf);
         for (int k = 0; k < n; k++)
-            c->k->lanes32(v, cpu_act_row(a, rows[k]) + at, len, lane[k]);
+            x[k] = cpu_act_row(a, rows[k]) + at;
+        c->k->lanes32(v, x, n, len, lane);
     }
     for (int k = 0; k < n; k++)
         y[k] = cpu_tree(lane[k], CPU_LANES);
@@ -77,12 +79,14 @@ void cpu_dot_double(const cpu *c, uint32_t type, const void *w, const cpu_act *a
 {
     _Alignas(64) double lane[CPU_MAX_ROWS][CPU_LANES64];
     _Alignas(64) float buf[CPU_STRETCH];
+    const float *x[CPU_MAX_ROWS];
     memset(lane, 0, (size_t)n * sizeof *lane);
     for (int64_t at = 0; at < a->n; at += CPU_STRETCH) {
         int len = next_stretch(a->n, at);
         const float *v = stretch(c, type, w, at, len, buf);
         for (int k = 0; k < n; k++)
-            c->k->lanes64(v, cpu_act_row(a, rows[k]) + at, len, lane[k]);
+            x[k] = cpu_act_row(a, rows[k]) + at;
+        c->k->lanes64(v, x, n, len, lane);
     }
     for (int k = 0; k < n; k++)
         y[k] = cpu_tree64(lane[k]);
@@ -108,8 +112,8 @@ void cpu_dots(const cpu *c, const be_weight *w, int64_t slice, int64_t o, int co
               const int *rows, int n, float *y, size_t ldy)
 {
     const char *p = cpu_row(w, slice, o);
-    if (a->group && count == CPU_TILE && n >= CPU_TILE_FROM && c->k->tile[w->type]) {
-        c->k->tile[w->type](p, w->row_bytes, a, rows, n, y, ldy);
+    if (a->group && count == CPU_TILE && c->k->tile[w->type].run && n >= c->k->tile[w->type].from) {
+        c->k->tile[w->type].run(p, w->row_bytes, a, rows, n, y, ldy);
         return;
     }
     cpu_dot_fn dot = a->group ? dot_for(c->k, w->type) : NULL;

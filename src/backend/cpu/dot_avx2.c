@@ -11,7 +11,6 @@
 #endif
 
 #define W 8
-#define EACH(M) M(0) M(1) M(2) M(3)
 
 static inline __m256i add2(__m256i acc, __m256i a, __m256i b) { return _mm256_add_epi32(acc, _mm256_madd_epi16(a, b)); }
 

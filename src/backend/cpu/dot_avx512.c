@@ -13,7 +13,6 @@
 #endif
 
 #define W 16
-#define EACH(M) M(0) M(1)
 
 static inline __m256i add2(__m256i acc, __m256i a, __m256i b)
 {
@@ -41,15 +40,15 @@ const cpu_kernels cpu_avx512 = {
     .name = "AVX-512 VNNI",
     ROW_KERNELS,
     .tile = {
-        [Q_Q8_0] = tile_of_q8_0,
-        [Q_Q4_0] = tile_of_q4_0,
-        [Q_MXFP4] = tile_of_mxfp4,
-        [Q_Q2_K] = tile_of_q2_k,
-        [Q_Q3_K] = tile_of_q3_k,
-        [Q_Q4_K] = tile_of_q4_k,
-        [Q_Q5_K] = tile_of_q5_k,
-        [Q_Q6_K] = tile_of_q6_k,
-        [Q_IQ2_XXS] = tile_of_iq2_xxs,
+        [Q_Q8_0] = {tile_of_q8_0, 1},
+        [Q_Q4_0] = {tile_of_q4_0, 1},
+        [Q_MXFP4] = {tile_of_mxfp4, 1},
+        [Q_Q2_K] = {tile_of_q2_k, 2},
+        [Q_Q3_K] = {tile_of_q3_k, 3},
+        [Q_Q4_K] = {tile_of_q4_k, 3},
+        [Q_Q5_K] = {tile_of_q5_k, 4},
+        [Q_Q6_K] = {tile_of_q6_k, 8},
+        [Q_IQ2_XXS] = {tile_of_iq2_xxs, 4},
     },
 };
 

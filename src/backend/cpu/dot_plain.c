@@ -6,24 +6,26 @@
 #include "base/num.h"
 #include "file/quant.h"
 
-static void lanes32(const float *w, const float *x, int64_t n, float *lane)
+static void lanes32(const float *w, const float *const *x, int rows, int64_t n, float (*lane)[CPU_LANES])
 {
-    for (int64_t i = 0; i < n; i++)
-        lane[i % CPU_LANES] += w[i] * x[i];
+    for (int r = 0; r < rows; r++)
+        for (int64_t i = 0; i < n; i++)
+            lane[r][i % CPU_LANES] += w[i] * x[r][i];
 }
 
-static void lanes64(const float *w, const float *x, int64_t n, double *lane)
+static void lanes64(const float *w, const float *const *x, int rows, int64_t n, double (*lane)[CPU_LANES64])
 {
-    for (int64_t i = 0; i < n; i++)
-        lane[i % CPU_LANES64] += (double)w[i] * (double)x[i];
+    for (int r = 0; r < rows; r++)
+        for (int64_t i = 0; i < n; i++)
+            lane[r][i % CPU_LANES64] += (double)w[i] * (double)x[r][i];
 }
 
 static void dots(const float *q, const float *const *row, int n, int dim, float *z)
 {
     for (int t = 0; t < n; t++) {
-        float lane[CPU_LANES] = {0};
-        lanes32(q, row[t], dim, lane);
-        z[t] = cpu_tree(lane, CPU_LANES);
+        float lane[1][CPU_LANES] = {{0}};
+        lanes32(q, row + t, 1, dim, lane);
+        z[t] = cpu_tree(lane[0], CPU_LANES);
     }
 }
 

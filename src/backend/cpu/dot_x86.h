@@ -1,7 +1,6 @@
 /* dot_x86.h: the inner loops for x86 vector units, written once and compiled per unit. The including file defines
  *
  *   W        floats per vector: 8 or 16
- *   EACH(M)  M(0) M(1) ... for the 32 / W vectors that hold the lanes of a float32 sum
  *   add4     acc + products of unsigned and signed bytes, four of them per 32-bit lane
  *   add2     acc + products of signed 16-bit numbers, two per 32-bit lane
  *   signed_bytes, signed_sums   the same for signed bytes of weights
@@ -18,6 +17,10 @@
 
 /* --- float32 and float64 lanes --- */
 
+#define INLINE static inline __attribute__((always_inline))
+
+enum { V = CPU_LANES / W };
+
 typedef float vec __attribute__((vector_size(W * 4), aligned(4), may_alias));
 typedef float half_vec __attribute__((vector_size(W * 2), aligned(4), may_alias));
 typedef double vec64 __attribute__((vector_size(W * 4), aligned(8), may_alias));
@@ -25,40 +28,77 @@ typedef double vec64 __attribute__((vector_size(W * 4), aligned(8), may_alias));
 static inline vec at(const float *p) { return *(const vec *)p; }
 static inline vec64 wide(const float *p) { return __builtin_convertvector(*(const half_vec *)p, vec64); }
 
-static void lanes32(const float *w, const float *x, int64_t n, float *lane)
+/* R rows at once share the loads of w. V vectors hold the lanes of a row. */
+INLINE void rows32(const int R, const float *w, const float *const *x, int64_t n, float (*lane)[CPU_LANES])
 {
+    vec a[4][V];
     int64_t i = 0;
-#define M(k) vec a##k = at(lane + k * W);
-    EACH(M)
-#undef M
-    for (; i + CPU_LANES <= n; i += CPU_LANES) {
-#define M(k) a##k += at(w + i + k * W) * at(x + i + k * W);
-        EACH(M)
-#undef M
+    UNROLL
+    for (int r = 0; r < R; r++)
+        UNROLL
+        for (int v = 0; v < V; v++)
+            a[r][v] = at(lane[r] + v * W);
+    for (; i + CPU_LANES <= n; i += CPU_LANES)
+        UNROLL
+        for (int v = 0; v < V; v++) {
+            vec k = at(w + i + v * W);
+            UNROLL
+            for (int r = 0; r < R; r++)
+                a[r][v] += k * at(x[r] + i + v * W);
+        }
+    UNROLL
+    for (int r = 0; r < R; r++) {
+        UNROLL
+        for (int v = 0; v < V; v++)
+            *(vec *)(lane[r] + v * W) = a[r][v];
+        for (int64_t t = i; t < n; t++)
+            lane[r][t % CPU_LANES] += w[t] * x[r][t];
     }
-#define M(k) *(vec *)(lane + k * W) = a##k;
-    EACH(M)
-#undef M
-    for (; i < n; i++)
-        lane[i % CPU_LANES] += w[i] * x[i];
 }
 
-static void lanes64(const float *w, const float *x, int64_t n, double *lane)
+static void lanes32(const float *w, const float *const *x, int rows, int64_t n, float (*lane)[CPU_LANES])
 {
+    int r = 0;
+    for (; r + 4 <= rows; r += 4)
+        rows32(4, w, x + r, n, lane + r);
+    for (; r < rows; r++)
+        rows32(1, w, x + r, n, lane + r);
+}
+
+INLINE void rows64(const int R, const float *w, const float *const *x, int64_t n, double (*lane)[CPU_LANES64])
+{
+    vec64 a[4][V];
     int64_t i = 0;
-#define M(k) vec64 a##k = *(vec64 *)(lane + k * W / 2);
-    EACH(M)
-#undef M
-    for (; i + CPU_LANES64 <= n; i += CPU_LANES64) {
-#define M(k) a##k += wide(w + i + k * W / 2) * wide(x + i + k * W / 2);
-        EACH(M)
-#undef M
+    UNROLL
+    for (int r = 0; r < R; r++)
+        UNROLL
+        for (int v = 0; v < V; v++)
+            a[r][v] = *(vec64 *)(lane[r] + v * W / 2);
+    for (; i + CPU_LANES64 <= n; i += CPU_LANES64)
+        UNROLL
+        for (int v = 0; v < V; v++) {
+            vec64 k = wide(w + i + v * W / 2);
+            UNROLL
+            for (int r = 0; r < R; r++)
+                a[r][v] += k * wide(x[r] + i + v * W / 2);
+        }
+    UNROLL
+    for (int r = 0; r < R; r++) {
+        UNROLL
+        for (int v = 0; v < V; v++)
+            *(vec64 *)(lane[r] + v * W / 2) = a[r][v];
+        for (int64_t t = i; t < n; t++)
+            lane[r][t % CPU_LANES64] += (double)w[t] * (double)x[r][t];
     }
-#define M(k) *(vec64 *)(lane + k * W / 2) = a##k;
-    EACH(M)
-#undef M
-    for (; i < n; i++)
-        lane[i % CPU_LANES64] += (double)w[i] * (double)x[i];
+}
+
+static void lanes64(const float *w, const float *const *x, int rows, int64_t n, double (*lane)[CPU_LANES64])
+{
+    int r = 0;
+    for (; r + 4 <= rows; r += 4)
+        rows64(4, w, x + r, n, lane + r);
+    for (; r < rows; r++)
+        rows64(1, w, x + r, n, lane + r);
 }
 
 /* cpu_tree of 8 lanes */
@@ -80,9 +120,9 @@ static inline float tree32(const float *lane)
 static void dots(const float *q, const float *const *row, int n, int dim, float *z)
 {
     for (int t = 0; t < n; t++) {
-        _Alignas(64) float lane[CPU_LANES] = {0};
-        lanes32(q, row[t], dim, lane);
-        z[t] = tree32(lane);
+        _Alignas(64) float lane[1][CPU_LANES] = {{0}};
+        rows32(1, q, row + t, dim, lane);
+        z[t] = tree32(lane[0]);
     }
 }
 
@@ -90,18 +130,14 @@ static void mix(const float *p, const float *const *row, int n, int dim, float *
 {
     int k = 0;
     for (; k + CPU_LANES <= dim; k += CPU_LANES) {
-#define M(v) vec a##v = {0};
-        EACH(M)
-#undef M
-        for (int t = 0; t < n; t++) {
-            const float *x = row[t] + k;
-#define M(v) a##v += p[t] * at(x + v * W);
-            EACH(M)
-#undef M
-        }
-#define M(v) *(vec *)(o + k + v * W) = a##v;
-        EACH(M)
-#undef M
+        vec a[V] = {{0}};
+        for (int t = 0; t < n; t++)
+            UNROLL
+            for (int v = 0; v < V; v++)
+                a[v] += p[t] * at(row[t] + k + v * W);
+        UNROLL
+        for (int v = 0; v < V; v++)
+            *(vec *)(o + k + v * W) = a[v];
     }
     for (; k < dim; k++) {
         float sum = 0;
@@ -232,8 +268,6 @@ static inline __m256i eight_signed_sums(const eight *o, const int8_t *x, const i
         s[i] = signed_bytes(o->u[i], load32(x + 32 * i));
     return signed_sums(sums_of(s), load32(sum32));
 }
-
-#define INLINE static inline __attribute__((always_inline))
 
 enum { SIGNED = 0 }; /* in place of an offset: the bytes are signed */
 
