@@ -159,6 +159,31 @@ static void rewind_limits(void **state)
     timeline_close(&l);
 }
 
+/* Rejected rows were written too: they limit the way back as committed ones do. */
+static void rejected_rows_limit_the_rewind(void **state)
+{
+    const straight *st = *state;
+    timeline l;
+    ds4_err e = {0};
+    timeline_open(&l, 512);
+    const int room = kv_rewind_room(&l.t.r.k);
+    timeline_sync(&l, 200);
+    rig_check(session_begin(&l.s, l.ids + 200, room, room, &e), &e);
+    rig_check(session_wait(&l.s, &e), &e);
+    session_commit(&l.s, 1, -1);
+    rig_check(session_begin(&l.s, l.ids + 201, 1, 0, &e), &e);
+    rig_check(session_wait(&l.s, &e), &e);
+    session_commit(&l.s, 1, 0);
+    expect_at(st, &l, 202);
+    assert_int_equal(l.s.high, 200 + room);
+    REFUSES(session_rewind(&l.s, 199, e), DS4_ESTATE, "overwritten");
+    rig_check(session_rewind(&l.s, 200, &e), &e);
+    assert_true(timeline_hash(&l) == st->hash[200]);
+    timeline_sync(&l, 210);
+    expect_at(st, &l, 210);
+    timeline_close(&l);
+}
+
 typedef struct progress {
     int calls, last, total, stop_at;
 } progress;
@@ -285,6 +310,7 @@ int main(void)
         cmocka_unit_test(a_cancelled_feed_keeps_what_was_fed),
         cmocka_unit_test(progress_reports_absolute_chunks),
         cmocka_unit_test(a_failing_device_poisons),
+        cmocka_unit_test(rejected_rows_limit_the_rewind),
         cmocka_unit_test(reset_forgets_everything),
         cmocka_unit_test(random_transactions),
     };
