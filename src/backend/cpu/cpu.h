@@ -19,7 +19,7 @@
 enum {
     CPU_MAX_ROWS = 64,  /* most rows of a forward */
     CPU_MAX_THREADS = 256,
-    CPU_STRETCH = 256,  /* elements decoded at a time */
+    CPU_STRETCH = 512,  /* elements decoded to float32 at a time */
     CPU_LANES = 32,     /* partial sums of a float32 product: element i goes to lane i mod 32 */
     CPU_LANES64 = 16,   /* partial sums of a float64 product */
     CPU_TILE = 16,      /* weight rows of one task, and of a tile kernel */
@@ -59,6 +59,8 @@ typedef struct cpu_kernels {
     void (*lanes32)(const float *w, const float *const *x, int rows, int64_t n, float (*lane)[CPU_LANES]);
     /* the same in float64 with CPU_LANES64 lanes; the products are exact there */
     void (*lanes64)(const float *w, const float *const *x, int rows, int64_t n, double (*lane)[CPU_LANES64]);
+    /* y[r * ldy] = sum of the lanes of row r, as cpu_tree adds them */
+    void (*tree32)(float (*lane)[CPU_LANES], int rows, float *y, size_t ldy);
     /* z[t] = q . row[t], in CPU_LANES lanes added by cpu_tree */
     void (*dots)(const float *q, const float *const *row, int n, int dim, float *z);
     /* o = sum over t, in order, of p[t] * row[t] */
@@ -146,11 +148,10 @@ bool cpu_act_make(cpu *c, cpu_act *a, int group, const float *x, size_t ldx, int
                   enum cpu_scratch which);
 
 /* --- dot.c --- */
-/* y[k] = weight row . activation row rows[k], in float32, the weight decoded exactly. n <= CPU_MAX_ROWS. */
-void cpu_dot_float(const cpu *c, uint32_t type, const void *w, const cpu_act *a, const int *rows, int n, float *y);
-/* The same, accumulated in float64 (router, hyper-connections, confidence). */
+/* y[k] = weight row . activation row rows[k], the weight decoded exactly, accumulated in float64 (router,
+ * hyper-connections). n <= CPU_MAX_ROWS. */
 void cpu_dot_double(const cpu *c, uint32_t type, const void *w, const cpu_act *a, const int *rows, int n, double *y);
-/* The same in the form that `a` was made for, int8 or float32, for `count` <= CPU_TILE weight rows from row o of a
+/* A product in the form that `a` was made for, int8 or float32, for `count` <= CPU_TILE weight rows from row o of a
  * slice: y[k*ldy + i] = weight row (o + i) . activation row rows[k]. */
 void cpu_dots(const cpu *c, const be_weight *w, int64_t slice, int64_t o, int count, const cpu_act *a,
               const int *rows, int n, float *y, size_t ldy);

@@ -10,6 +10,9 @@
 
 #include <string.h>
 
+/* activation rows of one pass of a float32 product: bounds the lanes */
+enum { FLOAT_ROWS = 8 };
+
 const int cpu_iota[CPU_MAX_ROWS] = {
     0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15,
     16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31,
@@ -45,34 +48,37 @@ double cpu_square(const cpu *c, const float *x, int64_t n)
 }
 
 /* n elements from `at` on of a weight row as float32: the row itself if it is float32, else decoded into buf. */
-static const float *stretch(const cpu *c, uint32_t type, const void *w, int64_t at, int n, float *buf)
+static const float *stretch(const cpu *c, uint32_t type, const char *w, int64_t at, int n, float *buf)
 {
-    const char *p = (const char *)w + quant_row_bytes(type, (uint64_t)at);
-    if (type == Q_F32 && ((uintptr_t)p & 3) == 0)
-        return (const float *)p;
+    if (type == Q_F32 && ((uintptr_t)w & 3) == 0)
+        return (const float *)w + at;
     if (type == Q_F16)
-        c->k->half(p, buf, n);
+        c->k->half(w + 2 * at, buf, n);
     else
-        quant_decode(type, p, buf, (uint64_t)n);
+        quant_decode(type, w + quant_row_bytes(type, (uint64_t)at), buf, (uint64_t)n);
     return buf;
 }
 
 static int next_stretch(int64_t n, int64_t at) { return n - at < CPU_STRETCH ? (int)(n - at) : CPU_STRETCH; }
 
-void cpu_dot_float(const cpu *c, uint32_t type, const void *w, const cpu_act *a, const int *rows, int n, float *y)
+/* Stretch by stretch over all weight rows, so that the activations of the stretch stay in the nearest cache. */
+static void dot_float(const cpu *c, const be_weight *w, const char *p, int count, const cpu_act *a, const int *rows,
+                      int n,
+                      float *y, size_t ldy)
 {
-    _Alignas(64) float lane[CPU_MAX_ROWS][CPU_LANES], buf[CPU_STRETCH];
-    const float *x[CPU_MAX_ROWS];
-    memset(lane, 0, (size_t)n * sizeof *lane);
+    _Alignas(64) float lane[CPU_TILE][FLOAT_ROWS][CPU_LANES], buf[CPU_STRETCH];
+    const float *x[FLOAT_ROWS];
+    for (int o = 0; o < count; o++)
+        memset(lane[o], 0, (size_t)n * sizeof *lane[o]);
     for (int64_t at = 0; at < a->n; at += CPU_STRETCH) {
         int len = next_stretch(a->n, at);
-        const float *v = stretch(c, type, w, at, len, buf);
         for (int k = 0; k < n; k++)
             x[k] = cpu_act_row(a, rows[k]) + at;
-        c->k->lanes32(v, x, n, len, lane);
+        for (int o = 0; o < count; o++)
+            c->k->lanes32(stretch(c, w->type, p + (size_t)o * w->row_bytes, at, len, buf), x, n, len, lane[o]);
     }
-    for (int k = 0; k < n; k++)
-        y[k] = cpu_tree(lane[k], CPU_LANES);
+    for (int o = 0; o < count; o++)
+        c->k->tree32(lane[o], n, y + o, ldy);
 }
 
 void cpu_dot_double(const cpu *c, uint32_t type, const void *w, const cpu_act *a, const int *rows, int n, double *y)
@@ -83,10 +89,9 @@ void cpu_dot_double(const cpu *c, uint32_t type, const void *w, const cpu_act *a
     memset(lane, 0, (size_t)n * sizeof *lane);
     for (int64_t at = 0; at < a->n; at += CPU_STRETCH) {
         int len = next_stretch(a->n, at);
-        const float *v = stretch(c, type, w, at, len, buf);
         for (int k = 0; k < n; k++)
             x[k] = cpu_act_row(a, rows[k]) + at;
-        c->k->lanes64(v, x, n, len, lane);
+        c->k->lanes64(stretch(c, type, w, at, len, buf), x, n, len, lane);
     }
     for (int k = 0; k < n; k++)
         y[k] = cpu_tree64(lane[k]);
@@ -116,13 +121,14 @@ void cpu_dots(const cpu *c, const be_weight *w, int64_t slice, int64_t o, int co
         c->k->tile[w->type].run(p, w->row_bytes, a, rows, n, y, ldy);
         return;
     }
-    cpu_dot_fn dot = a->group ? dot_for(c->k, w->type) : NULL;
+    if (!a->group) {
+        for (int k = 0; k < n; k += FLOAT_ROWS)
+            dot_float(c, w, p, count, a, rows + k, n - k < FLOAT_ROWS ? n - k : FLOAT_ROWS, y + (size_t)k * ldy, ldy);
+        return;
+    }
     for (int i = 0; i < count; i++, p += w->row_bytes) {
         float v[CPU_MAX_ROWS];
-        if (dot)
-            dot(p, a, rows, n, v);
-        else
-            cpu_dot_float(c, w->type, p, a, rows, n, v);
+        dot_for(c->k, w->type)(p, a, rows, n, v);
         for (int k = 0; k < n; k++)
             y[(size_t)k * ldy + (size_t)i] = v[k];
     }

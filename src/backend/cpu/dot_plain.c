@@ -20,6 +20,12 @@ static void lanes64(const float *w, const float *const *x, int rows, int64_t n, 
             lane[r][i % CPU_LANES64] += (double)w[i] * (double)x[r][i];
 }
 
+static void tree32(float (*lane)[CPU_LANES], int rows, float *y, size_t ldy)
+{
+    for (int r = 0; r < rows; r++)
+        y[(size_t)r * ldy] = cpu_tree(lane[r], CPU_LANES);
+}
+
 static void dots(const float *q, const float *const *row, int n, int dim, float *z)
 {
     for (int t = 0; t < n; t++) {
@@ -296,7 +302,7 @@ DOT_256(q6_k, false)
 DOT_256(iq2_xxs, false)
 
 const cpu_kernels cpu_plain = {
-    .name = "plain C", .lanes32 = lanes32, .lanes64 = lanes64, .dots = dots, .mix = mix, .add_scaled = add_scaled,
-    .half = half, .quant32 = quant32, .quant256 = quant256, .q8_0 = q8_0, .q4_0 = q4_0, .mxfp4 = mxfp4,
-    .q2_k = q2_k, .q3_k = q3_k, .q4_k = q4_k, .q5_k = q5_k, .q6_k = q6_k, .iq2_xxs = iq2_xxs,
+    .name = "plain C", .lanes32 = lanes32, .lanes64 = lanes64, .tree32 = tree32, .dots = dots, .mix = mix,
+    .add_scaled = add_scaled, .half = half, .quant32 = quant32, .quant256 = quant256, .q8_0 = q8_0, .q4_0 = q4_0,
+    .mxfp4 = mxfp4, .q2_k = q2_k, .q3_k = q3_k, .q4_k = q4_k, .q5_k = q5_k, .q6_k = q6_k, .iq2_xxs = iq2_xxs,
 };

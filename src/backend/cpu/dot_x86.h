@@ -110,11 +110,17 @@ static inline float tree8(__m256 v)
 }
 
 /* cpu_tree of 32 lanes */
-static inline float tree32(const float *lane)
+static inline float tree_of(const float *lane)
 {
     __m256 a = _mm256_add_ps(_mm256_loadu_ps(lane), _mm256_loadu_ps(lane + 16));
     __m256 b = _mm256_add_ps(_mm256_loadu_ps(lane + 8), _mm256_loadu_ps(lane + 24));
     return tree8(_mm256_add_ps(a, b));
+}
+
+static void tree32(float (*lane)[CPU_LANES], int rows, float *y, size_t ldy)
+{
+    for (int r = 0; r < rows; r++)
+        y[(size_t)r * ldy] = tree_of(lane[r]);
 }
 
 static void dots(const float *q, const float *const *row, int n, int dim, float *z)
@@ -122,7 +128,7 @@ static void dots(const float *q, const float *const *row, int n, int dim, float 
     for (int t = 0; t < n; t++) {
         _Alignas(64) float lane[1][CPU_LANES] = {{0}};
         rows32(1, q, row + t, dim, lane);
-        z[t] = tree32(lane[0]);
+        z[t] = tree_of(lane[0]);
     }
 }
 
@@ -357,6 +363,7 @@ DOT_256(q6_k, false)
 DOT_256(iq2_xxs, false)
 
 #define ROW_KERNELS                                                                                       \
-    .lanes32 = lanes32, .lanes64 = lanes64, .dots = dots, .mix = mix, .add_scaled = add_scaled,           \
+    .lanes32 = lanes32, .lanes64 = lanes64, .tree32 = tree32, .dots = dots, .mix = mix,                   \
+    .add_scaled = add_scaled,                                                                             \
     .half = half, .quant32 = quant32, .quant256 = quant256, .q8_0 = q8_0, .q4_0 = q4_0, .mxfp4 = mxfp4,   \
     .q2_k = q2_k, .q3_k = q3_k, .q4_k = q4_k, .q5_k = q5_k, .q6_k = q6_k, .iq2_xxs = iq2_xxs
