@@ -5,17 +5,18 @@
  *
  * Typical use:
  *     ds4_engine *eng; ds4_session *ses; ds4_error err;
- *     ds4_engine_options eo = ds4_engine_defaults(); eo.model = "model.gguf"; eo.drafter = "drafter.gguf"; eo.dspark = true;
- *     if (ds4_engine_open(&eng, &eo, &err)) die(err.msg);
- *     if (ds4_session_open(&ses, eng, &err)) die(err.msg);
+ *     ds4_engine_options eo = ds4_engine_defaults(); eo.model = "model.gguf"; eo.drafter = "drafter.gguf"; eo.dspark =
+ * true; if (ds4_engine_open(&eng, &eo, &err)) die(err.msg); if (ds4_session_open(&ses, eng, &err)) die(err.msg);
  *     ds4_session_sync(ses, tokens, n, &ctl, &err);       // prompt; keeps the common prefix of the last call
  *     ds4_generate(ses, &gen, &result, &err);             // calls gen.on_token for every token
  *
- * Exactness: with the same seed the tokens of ds4_generate do not depend on whether drafting is on. At temperature 0 they are the
- * argmax tokens of plain decoding; above it every token is the trunk's own choice with position-keyed noise.
+ * Exactness: with the same seed the tokens of ds4_generate do not depend on whether drafting is on. At temperature 0
+ * they are the argmax tokens of plain decoding; above it every token is the trunk's own choice with position-keyed
+ * noise.
  *
- * Errors: functions return 0 or a negative code and fill err->msg with one line (err may be NULL). Nothing here prints or exits.
- * Threads: one engine may serve several sessions, but only one call into the engine or its sessions may run at a time. */
+ * Errors: functions return 0 or a negative code and fill err->msg with one line (err may be NULL). Nothing here prints
+ * or exits. Threads: one engine may serve several sessions, but only one call into the engine or its sessions may run
+ * at a time. */
 #ifndef DS4_H
 #define DS4_H
 
@@ -37,22 +38,30 @@ typedef struct ds4_err ds4_error;
 typedef struct ds4_engine ds4_engine;
 typedef struct ds4_session ds4_session;
 
-enum ds4_act { DS4_ACT_Q8 = 0, DS4_ACT_FLOAT = 1 };                          /* activations of quantised products */
-enum ds4_kv_sim { DS4_KV_FULL = 0, DS4_KV_FP8 = 1, DS4_KV_OFF = 2 };         /* simulated rounding of KV rows; FULL is the model */
-enum ds4_drafting { DS4_DRAFT_OFF, DS4_DRAFT_AUTO, DS4_DRAFT_FIXED };        /* scheduler with cost table, or fixed threshold */
+enum ds4_act { DS4_ACT_Q8 = 0, DS4_ACT_FLOAT = 1 }; /* activations of quantised products */
+enum ds4_kv_sim {
+    DS4_KV_FULL = 0,
+    DS4_KV_FP8 = 1,
+    DS4_KV_OFF = 2
+}; /* simulated rounding of KV rows; FULL is the model */
+enum ds4_drafting {
+    DS4_DRAFT_OFF,
+    DS4_DRAFT_AUTO,
+    DS4_DRAFT_FIXED
+}; /* scheduler with cost table, or fixed threshold */
 enum ds4_finish { DS4_FINISH_EOS, DS4_FINISH_LIMIT, DS4_FINISH_CONTEXT, DS4_FINISH_CALLER };
 
 /* Loading and prompt progress: `what` is "load" (bytes) or "prompt" (tokens). Return false to cancel. */
 typedef bool (*ds4_progress)(void *ctx, const char *what, uint64_t done, uint64_t total);
 
 typedef struct ds4_engine_options {
-    const char *model;     /* trunk GGUF (any part of a split set) */
-    const char *drafter;   /* DSpark support GGUF or NULL */
-    bool dspark;           /* drafting is wanted: a missing or wrong drafter is an error, never silent plain decoding */
-    const char *backend;   /* "cpu", "cuda" or NULL = best available */
-    int threads;           /* CPU threads, 0 = all cores */
-    int ctx;               /* most tokens of a session; 0 = 4096 or the model's maximum if smaller */
-    int sessions;          /* sessions that may be open at once, at least 1 */
+    const char *model;   /* trunk GGUF (any part of a split set) */
+    const char *drafter; /* DSpark support GGUF or NULL */
+    bool dspark;         /* drafting is wanted: a missing or wrong drafter is an error, never silent plain decoding */
+    const char *backend; /* "cpu", "cuda" or NULL = best available */
+    int threads;         /* CPU threads, 0 = all cores */
+    int ctx;             /* most tokens of a session; 0 = 4096 or the model's maximum if smaller */
+    int sessions;        /* sessions that may be open at once, at least 1 */
     enum ds4_act act;
     enum ds4_kv_sim kv_sim;
     bool host_confidence;  /* diagnostic: compute the confidence head on the host (DS4_DSPARK_NO_GPU_CONFIDENCE) */
@@ -69,71 +78,78 @@ void ds4_engine_close(ds4_engine *e); /* close its sessions first */
 typedef struct ds4_info {
     const char *backend;
     int layers, hidden, vocab, ctx, eos, bos;
-    uint32_t ctx_max;            /* of the model */
+    uint32_t ctx_max; /* of the model */
     uint64_t model_bytes, drafter_bytes, kv_bytes, scratch_bytes;
-    uint64_t identity;           /* of the trunk file */
+    uint64_t identity; /* of the trunk file */
     bool has_drafter;
     int draft_block, draft_stages, draft_rank;
 } ds4_info;
 void ds4_engine_info(const ds4_engine *e, ds4_info *out);
 
-/* Tokenizer of the model. Text is bytes; parse_special lets added tokens match literally (never use it for a user's text).
- * *out is malloc'ed, the caller frees it. */
-int ds4_tokenize(const ds4_engine *e, const char *text, size_t len, bool parse_special, int32_t **out, size_t *n, ds4_error *err);
+/* Tokenizer of the model. Text is bytes; parse_special lets added tokens match literally (never use it for a user's
+ * text). *out is malloc'ed, the caller frees it. */
+int ds4_tokenize(const ds4_engine *e, const char *text, size_t len, bool parse_special, int32_t **out, size_t *n,
+                 ds4_error *err);
 /* The tokenizer itself, for src/text (chat rendering, streaming detokeniser): a `const struct vocab *`. */
 const struct vocab *ds4_engine_vocab(const ds4_engine *e);
 
 int ds4_session_open(ds4_session **out, ds4_engine *e, ds4_error *err);
 void ds4_session_close(ds4_session *s);
 int ds4_session_reset(ds4_session *s, ds4_error *err);
-/* Makes tokens[0, n) the timeline: the common prefix is kept, the rest fed. *fed (may be NULL): tokens that had to be fed. */
-int ds4_session_sync(ds4_session *s, const int32_t *tokens, int n, ds4_progress cb, void *ctx, int *fed, ds4_error *err);
+/* Makes tokens[0, n) the timeline: the common prefix is kept, the rest fed. *fed (may be NULL): tokens that had to be
+ * fed. */
+int ds4_session_sync(ds4_session *s, const int32_t *tokens, int n, ds4_progress cb, void *ctx, int *fed,
+                     ds4_error *err);
 int ds4_session_rewind(ds4_session *s, int pos, ds4_error *err);
-int ds4_session_pos(const ds4_session *s);                     /* committed tokens */
-const int32_t *ds4_session_tokens(const ds4_session *s);       /* valid until the next call */
+int ds4_session_pos(const ds4_session *s);               /* committed tokens */
+const int32_t *ds4_session_tokens(const ds4_session *s); /* valid until the next call */
 int ds4_session_save(const ds4_session *s, const char *path, ds4_error *err);
 int ds4_session_load(ds4_session *s, const char *path, ds4_error *err);
 /* Hash of the whole state: equal exactly if two sessions are bit-identical. */
 int ds4_session_hash(const ds4_session *s, uint64_t *out, ds4_error *err);
 /* Copies the logits of the last committed position to out[vocab]. DS4_ESTATE if they are not available. */
 int ds4_session_logits(ds4_session *s, float *out, ds4_error *err);
-/* Feeds tokens one chunk at a time from an empty session and hands the logits of every position to `row`. For evaluation. */
-int ds4_session_score(ds4_session *s, const int32_t *tokens, int n, void (*row)(void *ctx, int pos, const float *logits), void *ctx,
-                      ds4_error *err);
+/* Feeds tokens one chunk at a time from an empty session and hands the logits of every position to `row`. For
+ * evaluation. */
+int ds4_session_score(ds4_session *s, const int32_t *tokens, int n,
+                      void (*row)(void *ctx, int pos, const float *logits), void *ctx, ds4_error *err);
 
 typedef struct ds4_generate_options {
     float temp, top_p, min_p;
     int top_k;
     uint64_t seed;
-    int max_tokens;               /* at least 1 */
+    int max_tokens; /* at least 1 */
     bool ignore_eos;
     enum ds4_drafting drafting;
-    float confidence;             /* threshold for DS4_DRAFT_FIXED, 0..1 */
-    /* Called for every token in order (not for EOS). Return false to stop: the session is then committed exactly up to the token
-     * before it, as if plain decoding had stopped there. logits: the row the token was chosen from, host memory, only if want_logits. */
+    float confidence; /* threshold for DS4_DRAFT_FIXED, 0..1 */
+    /* Called for every token in order (not for EOS). Return false to stop: the session is then committed exactly up to
+     * the token before it, as if plain decoding had stopped there. logits: the row the token was chosen from, host
+     * memory, only if want_logits. */
     bool (*on_token)(void *ctx, int32_t token, const float *logits);
     void *ctx;
     bool want_logits;
-    const char *test_proposer;    /* NULL; for tests "random", "wrong", "short" or "oracle" (needs oracle_tokens) instead of DSpark */
+    const char *test_proposer; /* NULL; for tests "random", "wrong", "short" or "oracle" (needs oracle_tokens) instead
+                                  of DSpark */
     const int32_t *oracle_tokens; /* [oracle_count] the tokens that plain decoding emits */
     int oracle_count;
 } ds4_generate_options;
 
-ds4_generate_options ds4_generate_defaults(void); /* T = 1, top_p 0.95, as users expect; drafting auto if the engine drafts */
+ds4_generate_options
+ds4_generate_defaults(void); /* T = 1, top_p 0.95, as users expect; drafting auto if the engine drafts */
 
 typedef struct ds4_result {
     enum ds4_finish finish;
-    int tokens;               /* emitted (EOS not counted) */
-    double seconds;           /* generation only */
+    int tokens;     /* emitted (EOS not counted) */
+    double seconds; /* generation only */
     uint64_t cycles, proposed, accepted;
-    uint64_t logits_hash;     /* of the last logits row computed */
+    uint64_t logits_hash; /* of the last logits row computed */
 } ds4_result;
 
 /* Continues the timeline. Needs the logits of the last committed position (call after ds4_session_sync). */
 int ds4_generate(ds4_session *s, const ds4_generate_options *o, ds4_result *r, ds4_error *err);
 
-/* One line of drafting statistics since the engine opened ("ds4: DSpark stats cycles=... "), cut to n bytes. Returns its length,
- * 0 if there was no cycle. */
+/* One line of drafting statistics since the engine opened ("ds4: DSpark stats cycles=... "), cut to n bytes. Returns
+ * its length, 0 if there was no cycle. */
 size_t ds4_stats_line(const ds4_engine *e, char *buf, size_t n);
 /* Several lines: cost table T(n), proposal cost, the scheduler's decisions. */
 size_t ds4_stats_report(const ds4_engine *e, char *buf, size_t n);

@@ -1,16 +1,17 @@
 /* backend.h: the seam between the model (written once) and the machines it runs on.
  *
- * A backend is an object with one table of operations. The forward in model/ calls them in order; it reads as mathematics because
- * operations return void and errors are sticky: after a failure every operation does nothing until sync() reports it.
+ * A backend is an object with one table of operations. The forward in model/ calls them in order; it reads as
+ * mathematics because operations return void and errors are sticky: after a failure every operation does nothing until
+ * sync() reports it.
  *
- * Words: a row is one token at one position of one sequence. A forward has n rows, 1..max_rows. Up to BE_NARROW rows is "narrow"
- * (decode, verify). Narrow results are row-invariant: a row's bits do not depend on n, on its place among the rows, or on
- * its neighbours. Every reduction has one order per operation; expert outputs are added in slot order, then the shared expert;
- * ties of top-k and argmax go to the lowest index; NaN is never chosen.
+ * Words: a row is one token at one position of one sequence. A forward has n rows, 1..max_rows. Up to BE_NARROW rows is
+ * "narrow" (decode, verify). Narrow results are row-invariant: a row's bits do not depend on n, on its place among the
+ * rows, or on its neighbours. Every reduction has one order per operation; expert outputs are added in slot order, then
+ * the shared expert; ties of top-k and argmax go to the lowest index; NaN is never chosen.
  *
- * Pointers marked `device` live in the backend's memory (on the CPU: ordinary memory). The host never dereferences them; it uses
- * upload and download. `float *` without a note is device memory. Sizes are elements, not bytes, unless named bytes.
- * All operations are issued by one thread and run in issue order. */
+ * Pointers marked `device` live in the backend's memory (on the CPU: ordinary memory). The host never dereferences
+ * them; it uses upload and download. `float *` without a note is device memory. Sizes are elements, not bytes, unless
+ * named bytes. All operations are issued by one thread and run in issue order. */
 #ifndef DS4_BACKEND_BACKEND_H
 #define DS4_BACKEND_BACKEND_H
 
@@ -23,9 +24,10 @@
 enum { BE_NARROW = 16 }; /* most rows of a narrow forward */
 
 /* How activations enter a product with a quantised weight (weights of F32/F16/BF16 always take float activations):
- * BE_ACT_Q8   int8 with one float scale d = amax/127 per 32 inputs (weights with 32-element blocks: Q8_0, Q4_0, MXFP4) or per 256 inputs
- *             (K-quants and IQ2_XXS); q = round_to_nearest_even(x * (1/d)), all zero when amax = 0. Same definition on every backend.
- * BE_ACT_FLOAT float32 activations against exactly decoded weights: the reference that golden data is compared with. */
+ * BE_ACT_Q8   int8 with one float scale d = amax/127 per 32 inputs (weights with 32-element blocks: Q8_0, Q4_0, MXFP4)
+ * or per 256 inputs (K-quants and IQ2_XXS); q = round_to_nearest_even(x * (1/d)), all zero when amax = 0. Same
+ * definition on every backend. BE_ACT_FLOAT float32 activations against exactly decoded weights: the reference that
+ * golden data is compared with. */
 enum be_act { BE_ACT_Q8 = 0, BE_ACT_FLOAT = 1 };
 
 /* A matrix bound to the backend. ne0 inputs (contiguous), ne1 outputs, ne2 slices (experts). */
@@ -47,28 +49,30 @@ typedef struct be_rows {
     const int32_t *seq;   /* device [n], slot of the KV store */
 } be_rows;
 
-/* Positional storage: row of position p lives at base + seq*seq_stride + (p % cap)*width (ring), or at index i for arrays (cap = rows). */
+/* Positional storage: row of position p lives at base + seq*seq_stride + (p % cap)*width (ring), or at index i for
+ * arrays (cap = rows). */
 typedef struct be_store {
-    float *base;        /* device */
-    int width;          /* floats per row */
-    int cap;            /* rows per sequence */
-    size_t seq_stride;  /* floats between sequences */
+    float *base;       /* device */
+    int width;         /* floats per row */
+    int cap;           /* rows per sequence */
+    size_t seq_stride; /* floats between sequences */
 } be_store;
 
-/* Hyper-connection parameters of one sublayer (paper: manifold-constrained hyper-connections). S streams, mix width S + S + S*S. */
+/* Hyper-connection parameters of one sublayer (paper: manifold-constrained hyper-connections). S streams, mix width S +
+ * S + S*S. */
 typedef struct be_hc {
-    be_weight fn;        /* ne0 = S*d, ne1 = S*(2+S) (sublayer) or S (head) */
-    const float *scale;  /* device [3] (head: [1]) */
-    const float *base;   /* device [S*(2+S)] (head: [S]) */
+    be_weight fn;       /* ne0 = S*d, ne1 = S*(2+S) (sublayer) or S (head) */
+    const float *scale; /* device [3] (head: [1]) */
+    const float *base;  /* device [S*(2+S)] (head: [S]) */
 } be_hc;
 
 typedef struct be_dims { /* shape numbers that many operations share; filled once by model/shape */
-    int d;          /* hidden size */
-    int streams;    /* hyper-connection streams S */
-    int sinkhorn;   /* Sinkhorn iterations, the first being softmax + column step */
+    int d;               /* hidden size */
+    int streams;         /* hyper-connection streams S */
+    int sinkhorn;        /* Sinkhorn iterations, the first being softmax + column step */
     float rms_eps, hc_eps;
     int heads, head_dim, rope_dim;
-    int window;     /* sliding window, the query's own token included */
+    int window;             /* sliding window, the query's own token included */
     int groups, group_rank; /* grouped output projection */
     int idx_heads, idx_dim, idx_topk;
     int experts, used, ff;
@@ -76,7 +80,8 @@ typedef struct be_dims { /* shape numbers that many operations share; filled onc
     int vocab;
 } be_dims;
 
-/* One product y = W x for every row. groups > 1: W's rows are split in `groups` equal parts, part g sees x[row][g] (ne0 numbers each). */
+/* One product y = W x for every row. groups > 1: W's rows are split in `groups` equal parts, part g sees x[row][g] (ne0
+ * numbers each). */
 typedef struct be_linear {
     const be_weight *w;
     const float *x; /* [n][groups*ne0], row stride ldx */
@@ -86,22 +91,22 @@ typedef struct be_linear {
 } be_linear;
 
 typedef struct be_moe {
-    const be_weight *gate, *up, *down;       /* [ne2 = experts] */
-    const be_weight *sgate, *sup, *sdown;    /* shared expert */
-    float clamp, sclamp;                     /* SwiGLU clamps: gate from above, up on both sides */
+    const be_weight *gate, *up, *down;    /* [ne2 = experts] */
+    const be_weight *sgate, *sup, *sdown; /* shared expert */
+    float clamp, sclamp;                  /* SwiGLU clamps: gate from above, up on both sides */
 } be_moe;
 
 typedef struct be_attn {
-    const float *q;      /* [n][heads][head_dim], rotated */
-    float *o;            /* [n][heads][head_dim], result, inverse rotation at the row's position applied */
-    const be_store *raw; /* ring of raw KV rows */
+    const float *q;       /* [n][heads][head_dim], rotated */
+    float *o;             /* [n][heads][head_dim], result, inverse rotation at the row's position applied */
+    const be_store *raw;  /* ring of raw KV rows */
     const be_store *comp; /* array of compressed rows or NULL */
     int ratio;            /* of comp; row s is visible to pos iff s < (pos+1)/ratio */
-    const int32_t *sel;   /* device [n][idx_topk] selected compressed rows, ascending, -1 = none; NULL: all visible rows */
-    const float *sinks;   /* device [heads] */
-    const float *freq;    /* device [rope_dim/2] */
-    const float *block;   /* drafter: [n][head_dim] KV rows of the block itself, all visible to every row; else NULL. Ring rows are then
-                             the min(window, p0) positions before p0 = position of row 0 */
+    const int32_t *sel;   /* device [n][idx_topk]: selected rows, ascending, -1 = none; NULL: all visible rows */
+    const float *sinks; /* device [heads] */
+    const float *freq;  /* device [rope_dim/2] */
+    const float *block; /* drafter: [n][head_dim] KV rows of the block itself, all visible to every row; else NULL. Ring
+                           rows are then the min(window, p0) positions before p0 = position of row 0 */
 } be_attn;
 
 typedef struct backend backend;
@@ -116,10 +121,12 @@ typedef struct backend_ops {
     void (*copy)(backend *b, void *dst, const void *src, size_t bytes);     /* device to device */
     /* Fills w->data for a matrix described by the other members; its bytes lie at w->host in the file's layout. */
     int (*bind)(backend *b, be_weight *w, ds4_err *e);
-    /* Waits for everything issued; returns 0 or DS4_EBACKEND with the first error. The error stays: the backend is dead. */
+    /* Waits for everything issued; returns 0 or DS4_EBACKEND with the first error. The error stays: the backend is
+     * dead. */
     int (*sync)(backend *b, ds4_err *e);
-    /* A step is the unit that may be captured and replayed. `key` identifies the sequence of operations that follows (same key, same
-     * operations and pointers). Returns false when the backend replayed it: the caller then issues nothing. Every begin has an end. */
+    /* A step is the unit that may be captured and replayed. `key` identifies the sequence of operations that follows
+     * (same key, same operations and pointers). Returns false when the backend replayed it: the caller then issues
+     * nothing. Every begin has an end. */
     bool (*step_begin)(backend *b, uint64_t key);
     void (*step_end)(backend *b);
 
@@ -128,7 +135,8 @@ typedef struct backend_ops {
     void (*embed)(backend *b, const be_rows *r, const be_weight *table, float *streams);
     /* mix = sigmoid/Sinkhorn of fn . rms(streams) (pre S, post S, comb S*S with source slow, destination fast);
      * x = rmsw(sum_s pre[s]*streams[s], norm). Also writes the weighted sum itself to y unless y is NULL. */
-    void (*hc_pre)(backend *b, int n, const be_hc *hc, const float *norm, const float *streams, float *mix, float *y, float *x);
+    void (*hc_pre)(backend *b, int n, const be_hc *hc, const float *norm, const float *streams, float *mix, float *y,
+                   float *x);
     /* streams[k] = post[k]*out + sum_j comb[j][k]*streams[j]. */
     void (*hc_post)(backend *b, int n, const float *mix, const float *out, float *streams);
     /* Head mix: c = sigmoid(fn . rms(streams) * scale + base) + eps; y = sum c[s]*streams[s]; x = rmsw(y, norm). */
@@ -137,56 +145,69 @@ typedef struct backend_ops {
     void (*linear)(backend *b, int n, const be_linear *jobs, int k);
     /* y[r] = rmsw(x[r], w) over dim numbers; in place allowed. */
     void (*norm)(backend *b, int n, int dim, const float *x, const float *w, float *y);
-    /* Per head: rms without weight over head_dim, then rotation of the last rope_dim numbers at the row's position. In place. */
+    /* Per head: rms without weight over head_dim, then rotation of the last rope_dim numbers at the row's position. In
+     * place. */
     void (*q_finish)(backend *b, const be_rows *r, const float *freq, float *q);
-    /* row = rmsw(kv, norm); rotate the tail at pos; simulated FP8 of the rest if sim. Written back to kv, and into the ring unless NULL. */
-    void (*kv_finish)(backend *b, const be_rows *r, const float *norm, const float *freq, bool sim, float *kv, const be_store *ring);
+    /* row = rmsw(kv, norm); rotate the tail at pos; simulated FP8 of the rest if sim. Written back to kv, and into the
+     * ring unless NULL. */
+    void (*kv_finish)(backend *b, const be_rows *r, const float *norm, const float *freq, bool sim, float *kv,
+                      const be_store *ring);
     /* Compressor input: ring row of pos = [kv (w) | gate + ape[pos mod ratio] (w)], w = ring->width/2. */
-    void (*comp_put)(backend *b, const be_rows *r, int ratio, const float *kv, const float *gate, const float *ape, const be_store *ring);
-    /* For each row with (pos+1) mod ratio = 0: pools its window (ratio 4: overlapped with the previous one, lanes A and B; else plain),
-     * rmsw, rotates the last rope_dim numbers at the window's first position, then simulated FP8 of all but the tail (index = false) or
-     * Hadamard + simulated FP4 (index = true), if sim; stored at array index pos/ratio. */
-    void (*comp_pool)(backend *b, const be_rows *r, int ratio, const be_store *ring, const float *norm, const float *freq, bool index,
-                      bool sim, const be_store *out);
-    /* Index queries: per head rotate the tail at pos; if sim: Hadamard + simulated FP4. In place, [n][idx_heads][idx_dim]. */
+    void (*comp_put)(backend *b, const be_rows *r, int ratio, const float *kv, const float *gate, const float *ape,
+                     const be_store *ring);
+    /* For each row with (pos+1) mod ratio = 0: pools its window (ratio 4: overlapped with the previous one, lanes A and
+     * B; else plain), rmsw, rotates the last rope_dim numbers at the window's first position, then simulated FP8 of all
+     * but the tail (index = false) or Hadamard + simulated FP4 (index = true), if sim; stored at array index pos/ratio.
+     */
+    void (*comp_pool)(backend *b, const be_rows *r, int ratio, const be_store *ring, const float *norm,
+                      const float *freq, bool index, bool sim, const be_store *out);
+    /* Index queries: per head rotate the tail at pos; if sim: Hadamard + simulated FP4. In place,
+     * [n][idx_heads][idx_dim]. */
     void (*index_query)(backend *b, const be_rows *r, const float *freq, bool sim, float *qi);
-    /* score_s = sum_h wi[h]/sqrt(idx_dim*idx_heads) * max(0, qi[h].k_s) over visible rows s < (pos+1)/ratio; the idx_topk best in ascending
-     * order of index, ties to the lower index, -1 padding. All visible rows when there are at most idx_topk. */
-    void (*index_select)(backend *b, const be_rows *r, int ratio, const float *qi, const float *wi, const be_store *rows, int32_t *sel);
-    /* Softmax attention with sink over window rows, then compressed rows (order: ring by position, compressed by index, block rows). */
+    /* score_s = sum_h wi[h]/sqrt(idx_dim*idx_heads) * max(0, qi[h].k_s) over visible rows s < (pos+1)/ratio; the
+     * idx_topk best in ascending order of index, ties to the lower index, -1 padding. All visible rows when there are
+     * at most idx_topk. */
+    void (*index_select)(backend *b, const be_rows *r, int ratio, const float *qi, const float *wi,
+                         const be_store *rows, int32_t *sel);
+    /* Softmax attention with sink over window rows, then compressed rows (order: ring by position, compressed by index,
+     * block rows). */
     void (*attend)(backend *b, const be_rows *r, const be_attn *a);
-    /* p = sqrt(softplus(gate . x)). tid2eid NULL: the `used` best of p + bias, best first; else the table row of the token.
-     * weight = route_scale * p / sum of the chosen p. The logits are accumulated so that routing does not depend on n. */
-    void (*route)(backend *b, const be_rows *r, const float *x, const be_weight *gate, const float *bias, const int32_t *tid2eid,
-                  int32_t *ids, float *weights);
-    /* out = sum over the used experts in slot order of down(silu(min(g,clamp)) * clip(u) * weight), then + shared expert. */
-    void (*moe)(backend *b, int n, const be_moe *m, const float *x, const int32_t *ids, const float *weights, float *out);
+    /* p = sqrt(softplus(gate . x)). tid2eid NULL: the `used` best of p + bias, best first; else the table row of the
+     * token. weight = route_scale * p / sum of the chosen p. The logits are accumulated so that routing does not depend
+     * on n. */
+    void (*route)(backend *b, const be_rows *r, const float *x, const be_weight *gate, const float *bias,
+                  const int32_t *tid2eid, int32_t *ids, float *weights);
+    /* out = sum over the used experts in slot order of down(silu(min(g,clamp)) * clip(u) * weight), then + shared
+     * expert. */
+    void (*moe)(backend *b, int n, const be_moe *m, const float *x, const int32_t *ids, const float *weights,
+                float *out);
     /* ring row of pos, columns [slot*d, slot*d+d) = mean over the streams. */
     void (*tap)(backend *b, const be_rows *r, const float *streams, int slot, const be_store *ring);
     /* out[i] = ring row of r->pos[i]. */
     void (*gather)(backend *b, const be_rows *r, const be_store *ring, float *out);
 
     /* --- choosing and drafting --- */
-    /* out[i] = token chosen from logits row i: the largest logit if temp <= 0, else the largest logit/temp + noise_gumbel(seed, pos[i], token)
-     * (base/noise.h). pos: device [n], the position the chosen token will take. */
+    /* out[i] = token chosen from logits row i: the largest logit if temp <= 0, else the largest logit/temp +
+     * noise_gumbel(seed, pos[i], token) (base/noise.h). pos: device [n], the position the chosen token will take. */
     void (*pick)(backend *b, int n, const float *logits, float temp, uint64_t seed, const int32_t *pos, int32_t *out);
     /* logits[v] += w2[v] . w1[*prev] for one row; prev: device. */
     void (*markov)(backend *b, const be_weight *w1, const be_weight *w2, const int32_t *prev, float *logits);
-    /* (optional) out[i] = w . [hidden[i] (d) ; w1[prev[i]] (rank)] of decoded weights, accumulated in double in index order on the CPU;
-     * w: [d + rank]. NULL slot: spec/confidence.c does the same on the host. */
-    void (*confidence)(backend *b, int n, const be_weight *w, const be_weight *w1, const float *hidden, const int32_t *prev, float *out);
+    /* (optional) out[i] = w . [hidden[i] (d) ; w1[prev[i]] (rank)] of decoded weights, accumulated in double in index
+     * order on the CPU; w: [d + rank]. NULL slot: spec/confidence.c does the same on the host. */
+    void (*confidence)(backend *b, int n, const be_weight *w, const be_weight *w1, const float *hidden,
+                       const int32_t *prev, float *out);
 } backend_ops;
 
 struct backend {
     const backend_ops *op;
-    be_dims dims;      /* set by the model before the first operation */
-    const char *name;  /* "cpu", "cuda" */
-    int max_rows;      /* most rows of one forward */
+    be_dims dims;     /* set by the model before the first operation */
+    const char *name; /* "cpu", "cuda" */
+    int max_rows;     /* most rows of one forward */
 };
 
 typedef struct backend_options {
-    const char *name;  /* "cpu", "cuda", or NULL = best available */
-    int threads;       /* CPU: 0 = all cores */
+    const char *name; /* "cpu", "cuda", or NULL = best available */
+    int threads;      /* CPU: 0 = all cores */
     enum be_act act;
 } backend_options;
 

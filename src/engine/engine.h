@@ -10,7 +10,7 @@
 #include "text/vocab.h"
 
 struct ds4_engine {
-    ds4_engine_options o;   /* copies of the caller's; strings are owned below */
+    ds4_engine_options o; /* copies of the caller's; strings are owned below */
     gguf *trunk, *drafter;
     vocab *words;
     backend *b;
@@ -22,9 +22,9 @@ struct ds4_engine {
     bool has_dspark;
     cycle c;
     int ctx;
-    bool *slot_used;        /* [sessions] */
-    ds4_session *owner;     /* whose logits stand in scratch, or NULL */
-    bool measured;          /* cost table filled */
+    bool *slot_used;    /* [sessions] */
+    ds4_session *owner; /* whose logits stand in scratch, or NULL */
+    bool measured;      /* cost table filled */
 };
 
 struct ds4_session {

@@ -19,7 +19,8 @@ typedef struct run {
     bool stopped;
 } run;
 
-/* Fills the cost table before the first automatic drafting. Measuring is no drafting: nothing of it shows in the statistics. */
+/* Fills the cost table before the first automatic drafting. Measuring is no drafting: nothing of it shows in the
+ * statistics. */
 static int measure(run *g, ds4_error *err)
 {
     ds4_engine *e = g->s->e;
@@ -39,7 +40,8 @@ static int choose_proposer(run *g, ds4_error *err)
     enum sched_mode mode = SCHED_OFF;
     g->c->proposer = NULL;
     if (o->drafting != DS4_DRAFT_OFF && o->test_proposer) {
-        int rc = double_open(&g->fake, o->test_proposer, o->oracle_tokens, o->oracle_count, g->s->s.pos, &e->stats, err);
+        int rc =
+            double_open(&g->fake, o->test_proposer, o->oracle_tokens, o->oracle_count, g->s->s.pos, &e->stats, err);
         if (rc)
             return rc;
         g->c->proposer = &g->fake.base;
@@ -80,8 +82,8 @@ static bool emit(run *g, int32_t token, const float *logits)
 
 static bool is_eos(const run *g, int32_t token) { return token == g->c->eos; }
 
-/* Emits what a cycle produced. If the caller stops at token i, the timeline goes back to where plain decoding would have stopped:
- * that token chosen, not evaluated. */
+/* Emits what a cycle produced. If the caller stops at token i, the timeline goes back to where plain decoding would
+ * have stopped: that token chosen, not evaluated. */
 static int emit_all(run *g, const int32_t *out, int n, int base, ds4_error *err)
 {
     const size_t vocab = (size_t)g->s->s.m->s.dims.vocab;

@@ -20,7 +20,8 @@ static int check_options(const ds4_engine_options *o, ds4_error *err)
     if (o->dspark && !o->drafter)
         return ds4_fail(err, DS4_EARG, "--dspark requires --mtp FILE (the DSpark support GGUF)");
     if (o->ctx < 0 || o->sessions < 1 || o->sessions > 1024)
-        return ds4_fail(err, DS4_EARG, "context %d and %d sessions: expected 0 or more, and 1 to 1024", o->ctx, o->sessions);
+        return ds4_fail(err, DS4_EARG, "context %d and %d sessions: expected 0 or more, and 1 to 1024", o->ctx,
+                        o->sessions);
     return 0;
 }
 

@@ -45,7 +45,10 @@ void ds4_session_close(ds4_session *s)
 
 int ds4_session_reset(ds4_session *s, ds4_error *err) { return session_reset(&s->s, err); }
 
-typedef struct relay { ds4_progress cb; void *ctx; } relay;
+typedef struct relay {
+    ds4_progress cb;
+    void *ctx;
+} relay;
 
 static bool relay_progress(void *ctx, int done, int total)
 {
@@ -77,8 +80,8 @@ int ds4_session_logits(ds4_session *s, float *out, ds4_error *err)
     return session_wait(&s->s, err);
 }
 
-int ds4_session_score(ds4_session *s, const int32_t *tokens, int n, void (*row)(void *ctx, int pos, const float *logits), void *ctx,
-                      ds4_error *err)
+int ds4_session_score(ds4_session *s, const int32_t *tokens, int n,
+                      void (*row)(void *ctx, int pos, const float *logits), void *ctx, ds4_error *err)
 {
     session *t = &s->s;
     backend *b = t->m->b;
@@ -103,7 +106,8 @@ int ds4_session_score(ds4_session *s, const int32_t *tokens, int n, void (*row)(
     return 0;
 }
 
-int ds4_tokenize(const ds4_engine *e, const char *text, size_t len, bool parse_special, int32_t **out, size_t *n, ds4_error *err)
+int ds4_tokenize(const ds4_engine *e, const char *text, size_t len, bool parse_special, int32_t **out, size_t *n,
+                 ds4_error *err)
 {
     bpe_ids ids = {0};
     int rc = bpe_encode(e->words, text, len, parse_special, &ids, err);

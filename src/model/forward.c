@@ -15,7 +15,10 @@ static bool sim_index(const model *m) { return m->sim == KV_SIM_FULL; }
 /* Selection is needed once a row may see more compressed rows than the indexer selects. */
 static bool selects(const model *m, const be_rows *r) { return (r->max_pos + 1) / 4 > m->s.dims.idx_topk; }
 
-static be_linear job(const be_weight *w, const float *x, float *y) { return (be_linear){w, x, y, (int)w->ne0, (int)w->ne1, 1}; }
+static be_linear job(const be_weight *w, const float *x, float *y)
+{
+    return (be_linear){w, x, y, (int)w->ne0, (int)w->ne1, 1};
+}
 
 /* Everything that is a product of the normed input: query low rank, KV row, compressor inputs, index weights. */
 static void input_products(model *m, const be_rows *r, const layer_weights *L, int ratio)
@@ -50,7 +53,8 @@ static void queries(model *m, const be_rows *r, const layer_weights *L, const pl
     m->b->op->q_finish(m->b, r, p->freq, s->q);
 }
 
-/* Compressor and indexer: store this forward's inputs, pool the windows that end here, select rows. Returns the selection or NULL. */
+/* Compressor and indexer: store this forward's inputs, pool the windows that end here, select rows. Returns the
+ * selection or NULL. */
 static const int32_t *compress(model *m, const be_rows *r, const layer_weights *L, const place *p)
 {
     scratch *s = &m->sc;
@@ -76,8 +80,13 @@ static void attention(model *m, const be_rows *r, const layer_weights *L, const 
     input_products(m, r, L, p->ratio);
     queries(m, r, L, p);
     op->kv_finish(m->b, r, L->kv_norm, p->freq, sim_kv(m), s->kv, p->stage ? NULL : &p->kv->raw);
-    be_attn a = {.q = s->q, .o = s->attn, .raw = p->stage ? p->stage : &p->kv->raw, .ratio = p->ratio, .sinks = L->sinks,
-                 .freq = p->freq, .block = p->stage ? s->kv : NULL};
+    be_attn a = {.q = s->q,
+                 .o = s->attn,
+                 .raw = p->stage ? p->stage : &p->kv->raw,
+                 .ratio = p->ratio,
+                 .sinks = L->sinks,
+                 .freq = p->freq,
+                 .block = p->stage ? s->kv : NULL};
     if (p->ratio) {
         a.sel = compress(m, r, L, p);
         a.comp = &p->kv->comp;

@@ -28,7 +28,10 @@ static be_store make_store(builder *m, int width, int cap, int keep, int ratio, 
     return st;
 }
 
-static be_store make_ring(builder *m, int width, int keep) { return make_store(m, width, keep + m->max_rows, keep, 0, true); }
+static be_store make_ring(builder *m, int width, int keep)
+{
+    return make_store(m, width, keep + m->max_rows, keep, 0, true);
+}
 
 static be_store make_array(builder *m, int width, int ratio)
 {
@@ -85,7 +88,8 @@ int kv_open(kv *k, backend *b, const shape *s, const drafter_shape *ds, int slot
     k->bytes = m.floats * sizeof(float);
     if (m.failed) {
         kv_close(k);
-        return ds4_fail(e, DS4_ENOMEM, "no memory for the KV state: %.2f GB for a context of %d tokens; use a smaller --ctx",
+        return ds4_fail(e, DS4_ENOMEM,
+                        "no memory for the KV state: %.2f GB for a context of %d tokens; use a smaller --ctx",
                         (double)(m.floats * sizeof(float)) / 1e9, ctx);
     }
     return 0;
@@ -115,7 +119,8 @@ int kv_field_rows(const kv_field *f, int pos)
     return pos / f->ratio;
 }
 
-/* Calls with each contiguous run of rows [first, first + n) of the field: host row index, store slot, count. A ring has at most two. */
+/* Calls with each contiguous run of rows [first, first + n) of the field: host row index, store slot, count. A ring has
+ * at most two. */
 typedef void (*run_fn)(const kv *k, float *dev, float *host, size_t floats);
 
 static void each_run(const kv *k, const kv_field *f, int slot, int pos, float *host, run_fn fn)
@@ -131,10 +136,19 @@ static void each_run(const kv *k, const kv_field *f, int slot, int pos, float *h
     }
 }
 
-static void run_read(const kv *k, float *dev, float *host, size_t floats) { k->b->op->download(k->b, host, dev, floats * 4); }
-static void run_write(const kv *k, float *dev, float *host, size_t floats) { k->b->op->upload(k->b, dev, host, floats * 4); }
+static void run_read(const kv *k, float *dev, float *host, size_t floats)
+{
+    k->b->op->download(k->b, host, dev, floats * 4);
+}
+static void run_write(const kv *k, float *dev, float *host, size_t floats)
+{
+    k->b->op->upload(k->b, dev, host, floats * 4);
+}
 
-void kv_field_read(const kv *k, const kv_field *f, int slot, int pos, float *host) { each_run(k, f, slot, pos, host, run_read); }
+void kv_field_read(const kv *k, const kv_field *f, int slot, int pos, float *host)
+{
+    each_run(k, f, slot, pos, host, run_read);
+}
 
 void kv_field_write(const kv *k, const kv_field *f, int slot, int pos, const float *host)
 {

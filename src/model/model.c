@@ -5,7 +5,8 @@
 static size_t scratch_floats_per_row(const model *m)
 {
     const be_dims *d = &m->s.dims;
-    const size_t D = (size_t)d->d, S = (size_t)d->streams, QR = (size_t)m->s.q_rank, H = (size_t)d->heads, K = (size_t)d->head_dim;
+    const size_t D = (size_t)d->d, S = (size_t)d->streams, QR = (size_t)m->s.q_rank, H = (size_t)d->heads,
+                 K = (size_t)d->head_dim;
     const size_t I = (size_t)d->idx_dim, IH = (size_t)d->idx_heads, TOPK = (size_t)d->idx_topk, G = (size_t)d->groups;
     const size_t R = (size_t)d->group_rank, U = (size_t)d->used, TAPS = m->has_drafter ? (size_t)m->ds.targets : 0;
     size_t n = 0;
@@ -26,12 +27,13 @@ static void *cut(char **at, size_t bytes)
 static void scratch_cut(model *m, char *at)
 {
     const be_dims *d = &m->s.dims;
-    const size_t D = (size_t)d->d, S = (size_t)d->streams, QR = (size_t)m->s.q_rank, H = (size_t)d->heads, K = (size_t)d->head_dim;
+    const size_t D = (size_t)d->d, S = (size_t)d->streams, QR = (size_t)m->s.q_rank, H = (size_t)d->heads,
+                 K = (size_t)d->head_dim;
     const size_t I = (size_t)d->idx_dim, IH = (size_t)d->idx_heads, TOPK = (size_t)d->idx_topk, G = (size_t)d->groups;
     const size_t R = (size_t)d->group_rank, U = (size_t)d->used, TAPS = m->has_drafter ? (size_t)m->ds.targets : 0;
     const size_t rows = (size_t)m->b->max_rows, vocab = (size_t)d->vocab;
     scratch *sc = &m->sc;
-#define X(name, count) sc->name = cut(&at, (count) * rows * sizeof(float));
+#define X(name, count) sc->name = cut(&at, (count)*rows * sizeof(float));
 #include "model/scratch.def"
 #undef X
     sc->hidden = cut(&at, BE_NARROW * D * sizeof(float));

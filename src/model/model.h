@@ -4,7 +4,8 @@
  *   forward_absorb  taps of committed rows -> the drafter's rings
  *   forward_draft   block rows [anchor, noise...] -> hidden rows and base logits
  *
- * Functions issue operations and return at once; errors show at backend sync. Row arrays live in the model's step buffer (model_rows). */
+ * Functions issue operations and return at once; errors show at backend sync. Row arrays live in the model's step
+ * buffer (model_rows). */
 #ifndef DS4_MODEL_MODEL_H
 #define DS4_MODEL_MODEL_H
 
@@ -13,10 +14,12 @@
 #include "model/shape.h"
 #include "model/weights.h"
 
-/* Which simulated roundings of KV and index rows are applied. KV_SIM_FULL is the model; the others only serve comparison. */
+/* Which simulated roundings of KV and index rows are applied. KV_SIM_FULL is the model; the others only serve
+ * comparison. */
 enum kv_sim { KV_SIM_FULL = 0, KV_SIM_FP8 = 1, KV_SIM_OFF = 2 };
 
-/* Places in scratch.ids. DRAFT: anchor, then drafts; DRAFT_POS: the position each draft will take; CHOICE, CHOICE_POS: the trunk's. */
+/* Places in scratch.ids. DRAFT: anchor, then drafts; DRAFT_POS: the position each draft will take; CHOICE, CHOICE_POS:
+ * the trunk's. */
 enum { IDS_DRAFT = 0, IDS_DRAFT_POS = 32, IDS_CHOICE = 64, IDS_CHOICE_POS = 96, IDS_COUNT = 128 };
 
 /* Device scratch, one allocation; float [max_rows][..] each (scratch.def). sel and route_id hold int32. */
@@ -56,21 +59,25 @@ typedef struct model_options {
 int model_open(model *m, backend *b, const gguf *trunk, const gguf *drafter, const model_options *o, ds4_err *e);
 void model_close(model *m); /* not the backend, not the gguf objects */
 
-/* Uploads n rows into step set `set` (0 trunk, 1 drafter) and returns their description. seq may be NULL (slot `slot` for all). */
+/* Uploads n rows into step set `set` (0 trunk, 1 drafter) and returns their description. seq may be NULL (slot `slot`
+ * for all). */
 be_rows model_rows(model *m, int set, int n, const int32_t *token, const int32_t *pos, int slot);
 
-/* One forward of the trunk over r->n <= max_rows rows, consecutive positions of a sequence in ascending order. Writes KV and taps of every row.
- * Logits of rows [head_from, n) go to sc.logits (at most BE_NARROW rows); head_from = n asks for none. */
+/* One forward of the trunk over r->n <= max_rows rows, consecutive positions of a sequence in ascending order. Writes
+ * KV and taps of every row. Logits of rows [head_from, n) go to sc.logits (at most BE_NARROW rows); head_from = n asks
+ * for none. */
 void forward_trunk(model *m, kv *k, const be_rows *r, int head_from);
 /* One trunk layer on given streams (tests drive single layers with golden inputs). */
 void forward_layer(model *m, kv *k, int layer, const be_rows *r);
 /* Head over rows [from, n) of sc.streams. */
 void forward_head(model *m, int n, int from);
 
-/* main_x = rmsw(main_proj . taps); per stage: KV row from wkv . main_x into the stage's ring. Rows' tokens are not looked at. */
+/* main_x = rmsw(main_proj . taps); per stage: KV row from wkv . main_x into the stage's ring. Rows' tokens are not
+ * looked at. */
 void forward_absorb(model *m, kv *k, const be_rows *r);
-/* The drafter's stages over one block of r->n rows at consecutive positions p0, p0+1, ...; ring rows before p0 must have been absorbed.
- * sc.hidden = output of the last stage's hc head before its norm. forward_draft_head: base logits into sc.draft_logits. */
+/* The drafter's stages over one block of r->n rows at consecutive positions p0, p0+1, ...; ring rows before p0 must
+ * have been absorbed. sc.hidden = output of the last stage's hc head before its norm. forward_draft_head: base logits
+ * into sc.draft_logits. */
 void forward_draft(model *m, kv *k, const be_rows *r);
 void forward_draft_head(model *m, int n);
 

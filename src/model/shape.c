@@ -18,14 +18,25 @@ static int check_arch(const gguf *g, ds4_err *e)
     if (str_is(a, "deepseek4-dspark") || str_is(a, "dflash"))
         return ds4_fail(e, DS4_EMODEL, "%s: this is a DSpark drafter, not a trunk: give it with --mtp", gguf_path(g));
     if (gguf_find_tensor(g, "mtp.0.e_proj.weight"))
-        return ds4_fail(e, DS4_EMODEL, "%s: this is an MTP sidecar (preview release); only DSpark drafters are supported", gguf_path(g));
+        return ds4_fail(e, DS4_EMODEL,
+                        "%s: this is an MTP sidecar (preview release); only DSpark drafters are supported",
+                        gguf_path(g));
     if (!str_is(a, "deepseek4"))
-        return ds4_fail(e, DS4_EMODEL, "%s: architecture is '%.*s', expected 'deepseek4' (DeepSeek-V4)", gguf_path(g), (int)a.n, a.p);
+        return ds4_fail(e, DS4_EMODEL, "%s: architecture is '%.*s', expected 'deepseek4' (DeepSeek-V4)", gguf_path(g),
+                        (int)a.n, a.p);
     return 0;
 }
 
-typedef struct int_key { const char *key; int *out; uint32_t lo, hi; } int_key;
-typedef struct float_key { const char *key; float *out; float lo, hi; } float_key;
+typedef struct int_key {
+    const char *key;
+    int *out;
+    uint32_t lo, hi;
+} int_key;
+typedef struct float_key {
+    const char *key;
+    float *out;
+    float lo, hi;
+} float_key;
 
 static int read_ints(const gguf *g, const int_key *k, size_t n, ds4_err *e)
 {
@@ -86,16 +97,20 @@ static int read_sizes(shape *s, const gguf *g, ds4_err *e)
     if (rc)
         return rc;
     if (value != d->head_dim)
-        return ds4_fail(e, DS4_EMODEL, "%s: attention.value_length is %d, expected key_length %d", gguf_path(g), value, d->head_dim);
+        return ds4_fail(e, DS4_EMODEL, "%s: attention.value_length is %d, expected key_length %d", gguf_path(g), value,
+                        d->head_dim);
     if (d->rope_dim % 2 || d->rope_dim >= d->head_dim || d->rope_dim > d->idx_dim || (d->head_dim - d->rope_dim) % 64)
-        return ds4_fail(e, DS4_EMODEL, "%s: head size %d with %d rotary is not a multiple of 64 plain numbers plus an even tail",
+        return ds4_fail(e, DS4_EMODEL,
+                        "%s: head size %d with %d rotary is not a multiple of 64 plain numbers plus an even tail",
                         gguf_path(g), d->head_dim, d->rope_dim);
     if (d->idx_dim & (d->idx_dim - 1))
         return ds4_fail(e, DS4_EMODEL, "%s: indexer.key_length %d is not a power of two", gguf_path(g), d->idx_dim);
     if (d->heads % d->groups)
-        return ds4_fail(e, DS4_EMODEL, "%s: %d heads do not divide into %d output groups", gguf_path(g), d->heads, d->groups);
+        return ds4_fail(e, DS4_EMODEL, "%s: %d heads do not divide into %d output groups", gguf_path(g), d->heads,
+                        d->groups);
     if (d->used > d->experts)
-        return ds4_fail(e, DS4_EMODEL, "%s: expert_used_count %d exceeds expert_count %d", gguf_path(g), d->used, d->experts);
+        return ds4_fail(e, DS4_EMODEL, "%s: expert_used_count %d exceeds expert_count %d", gguf_path(g), d->used,
+                        d->experts);
     return 0;
 }
 
@@ -126,12 +141,14 @@ static int read_numbers(shape *s, const gguf *g, ds4_err *e)
     if (!rc)
         rc = gguf_get_str(g, ARCH "rope.scaling.type", false, &type, e);
     if (!rc && !str_is(type, "yarn"))
-        rc = ds4_fail(e, DS4_EMODEL, "%s: rope.scaling.type is '%.*s', expected 'yarn'", gguf_path(g), (int)type.n, type.p);
+        rc = ds4_fail(e, DS4_EMODEL, "%s: rope.scaling.type is '%.*s', expected 'yarn'", gguf_path(g), (int)type.n,
+                      type.p);
     return rc;
 }
 
 /* The clamp is an array per layer or one number for all; the shared expert's falls back to the routed one's. */
-static int read_clamps(shape *s, const gguf *g, const char *key, bool required, const float *fallback, float *out, ds4_err *e)
+static int read_clamps(shape *s, const gguf *g, const char *key, bool required, const float *fallback, float *out,
+                       ds4_err *e)
 {
     const gguf_kv *kv = gguf_find_kv(g, key);
     if (!kv && !required) {
@@ -142,8 +159,8 @@ static int read_clamps(shape *s, const gguf *g, const char *key, bool required, 
         return ds4_fail(e, DS4_EMODEL, "%s: key %s is missing", gguf_path(g), key);
     bool number = kv->elem == GGUF_F32 || kv->elem == GGUF_F64;
     if (!number || (kv->type == GGUF_ARR && kv->count < (uint64_t)s->layers))
-        return ds4_fail(e, DS4_EMODEL, "%s: %s must be a float or an array of at least %d floats, one per layer", gguf_path(g), key,
-                        s->layers);
+        return ds4_fail(e, DS4_EMODEL, "%s: %s must be a float or an array of at least %d floats, one per layer",
+                        gguf_path(g), key, s->layers);
     for (int i = 0; i < s->layers; i++) {
         double v = gguf_arr_num(kv, kv->type == GGUF_ARR ? (uint64_t)i : 0);
         if (!(v > 0 && v <= 1e6))
@@ -160,18 +177,20 @@ static int read_ratios(shape *s, const gguf *g, ds4_err *e)
     if (!kv || kv->type != GGUF_ARR || kv->elem == GGUF_STR || kv->elem == GGUF_F32 || kv->elem == GGUF_F64)
         return ds4_fail(e, DS4_EMODEL, "%s: %s must be an array of integers", gguf_path(g), key);
     if (kv->count < (uint64_t)s->layers)
-        return ds4_fail(e, DS4_EMODEL, "%s: %s has %llu entries, expected at least %d", gguf_path(g), key, (unsigned long long)kv->count,
-                        s->layers);
+        return ds4_fail(e, DS4_EMODEL, "%s: %s has %llu entries, expected at least %d", gguf_path(g), key,
+                        (unsigned long long)kv->count, s->layers);
     for (int i = 0; i < s->layers; i++) {
         int64_t r = gguf_arr_int(kv, (uint64_t)i);
         if (r != 0 && r != 4 && r != 128)
-            return ds4_fail(e, DS4_EMODEL, "%s: %s[%d] is %lld, expected 0, 4 or 128", gguf_path(g), key, i, (long long)r);
+            return ds4_fail(e, DS4_EMODEL, "%s: %s[%d] is %lld, expected 0, 4 or 128", gguf_path(g), key, i,
+                            (long long)r);
         s->ratio[i] = (int)r;
     }
     return 0;
 }
 
-/* llama.cpp files may carry the preview's MTP block as the last layer; published trunks announce one that is not there. */
+/* llama.cpp files may carry the preview's MTP block as the last layer; published trunks announce one that is not there.
+ */
 static int find_mtp_block(shape *s, const gguf *g, ds4_err *e)
 {
     uint32_t nextn = 0;

@@ -1,5 +1,6 @@
-/* shape.h: every hyper-parameter of a DeepSeek-V4 trunk and of its DSpark drafter, read from GGUF metadata after range checks.
- * Nothing is assumed: sizes, epsilons and schedules come from the file (Flash, Pro, Vision-Exp and small models load alike). */
+/* shape.h: every hyper-parameter of a DeepSeek-V4 trunk and of its DSpark drafter, read from GGUF metadata after range
+ * checks. Nothing is assumed: sizes, epsilons and schedules come from the file (Flash, Pro, Vision-Exp and small models
+ * load alike). */
 #ifndef DS4_MODEL_SHAPE_H
 #define DS4_MODEL_SHAPE_H
 
@@ -20,7 +21,7 @@ typedef struct shape {
     float rope_base, comp_rope_base;
     float yarn_factor, yarn_fast, yarn_slow;
     uint32_t yarn_orig;
-    int mtp_layer;                  /* index of an MTP block inside the file that is left unread, or -1 */
+    int mtp_layer; /* index of an MTP block inside the file that is left unread, or -1 */
 } shape;
 
 typedef struct drafter_shape {
@@ -33,13 +34,14 @@ typedef struct drafter_shape {
     bool llama_names;              /* the file uses llama.cpp's names (architecture dflash) */
 } drafter_shape;
 
-/* Reads a trunk. DS4_EMODEL names the key with found and expected; other architectures, MTP sidecars and drafters are refused by name. */
+/* Reads a trunk. DS4_EMODEL names the key with found and expected; other architectures, MTP sidecars and drafters are
+ * refused by name. */
 int shape_read(shape *s, const gguf *g, ds4_err *e);
 /* Reads a DSpark support file and checks it against the trunk. */
 int shape_read_drafter(drafter_shape *s, const shape *trunk, const gguf *g, ds4_err *e);
 
-/* Rotary frequencies, dims.rope_dim/2 numbers. compressed: base comp_rope_base with YaRN blending; else rope_base plain.
- * Computed in float32 as the reference does (power, reciprocal, blend). */
+/* Rotary frequencies, dims.rope_dim/2 numbers. compressed: base comp_rope_base with YaRN blending; else rope_base
+ * plain. Computed in float32 as the reference does (power, reciprocal, blend). */
 void shape_rope_freqs(const shape *s, bool compressed, float *freq);
 
 #endif

@@ -31,14 +31,15 @@ static int read_targets(drafter_shape *s, const shape *trunk, const gguf *g, con
     if (!kv || kv->type != GGUF_ARR || kv->elem == GGUF_STR || kv->elem == GGUF_F32 || kv->elem == GGUF_F64)
         return ds4_fail(e, DS4_EMODEL, "%s: %s must be an array of integers (the tapped layers)", gguf_path(g), key);
     if (kv->count < 1 || kv->count > SHAPE_MAX_TARGETS)
-        return ds4_fail(e, DS4_EMODEL, "%s: %s has %llu entries, expected 1 to %d", gguf_path(g), key, (unsigned long long)kv->count,
-                        SHAPE_MAX_TARGETS);
+        return ds4_fail(e, DS4_EMODEL, "%s: %s has %llu entries, expected 1 to %d", gguf_path(g), key,
+                        (unsigned long long)kv->count, SHAPE_MAX_TARGETS);
     s->targets = (int)kv->count;
     for (int i = 0; i < s->targets; i++) {
         int64_t v = gguf_arr_int(kv, (uint64_t)i) - minus;
         if (v < 0 || v >= trunk->layers || (i && v <= s->target[i - 1]))
-            return ds4_fail(e, DS4_EMODEL, "%s: %s[%d] is layer %lld; the trunk has layers 0..%d and the list must ascend", gguf_path(g),
-                            key, i, (long long)v, trunk->layers - 1);
+            return ds4_fail(e, DS4_EMODEL,
+                            "%s: %s[%d] is layer %lld; the trunk has layers 0..%d and the list must ascend",
+                            gguf_path(g), key, i, (long long)v, trunk->layers - 1);
         s->target[i] = (int)v;
     }
     return 0;
@@ -67,10 +68,14 @@ static int read_dflash(drafter_shape *s, const shape *trunk, const gguf *g, ds4_
     bool from_anchor = true;
     const gguf_tensor *w1 = gguf_find_tensor(g, "markov_w1.weight");
     if (!w1)
-        return ds4_fail(e, DS4_EMODEL, "%s: tensor markov_w1.weight is missing: a dflash file without Markov head is not a DSpark drafter",
-                        gguf_path(g));
+        return ds4_fail(
+            e, DS4_EMODEL,
+            "%s: tensor markov_w1.weight is missing: a dflash file without Markov head is not a DSpark drafter",
+            gguf_path(g));
     if (gguf_find_tensor(g, "d2t") || gguf_find_tensor(g, "token_embd.weight") || gguf_find_tensor(g, "output.weight"))
-        return ds4_fail(e, DS4_EMODEL, "%s: drafters with their own vocabulary (d2t, token_embd, output) are not supported", gguf_path(g));
+        return ds4_fail(e, DS4_EMODEL,
+                        "%s: drafters with their own vocabulary (d2t, token_embd, output) are not supported",
+                        gguf_path(g));
     s->rank = w1->ne[0] <= 65536 ? (int)w1->ne[0] : 0;
     int rc = gguf_get_u32(g, "dflash.block_size", true, 1, SHAPE_MAX_BLOCK, &block, e);
     if (!rc)
@@ -112,12 +117,15 @@ int shape_read_drafter(drafter_shape *s, const shape *trunk, const gguf *g, ds4_
         return rc;
     s->llama_names = arch.n == 6 && !memcmp(arch.p, "dflash", 6);
     if (!s->llama_names && gguf_find_tensor(g, "mtp.0.e_proj.weight"))
-        return ds4_fail(e, DS4_EMODEL, "%s: this is an MTP sidecar (preview release), not a DSpark drafter", gguf_path(g));
+        return ds4_fail(e, DS4_EMODEL, "%s: this is an MTP sidecar (preview release), not a DSpark drafter",
+                        gguf_path(g));
     if (!s->llama_names && !gguf_find_tensor(g, "mtp.0.main_proj.weight"))
-        return ds4_fail(e, DS4_EMODEL, "%s: not a DSpark drafter: tensor mtp.0.main_proj.weight is missing (architecture '%.*s')",
+        return ds4_fail(e, DS4_EMODEL,
+                        "%s: not a DSpark drafter: tensor mtp.0.main_proj.weight is missing (architecture '%.*s')",
                         gguf_path(g), (int)arch.n, arch.p);
     s->stages = count_stages(g, s->llama_names ? "blk." : "mtp.");
     if (s->stages < 1 || s->stages > SHAPE_MAX_STAGES)
-        return ds4_fail(e, DS4_EMODEL, "%s: %d drafter stages, expected 1 to %d", gguf_path(g), s->stages, SHAPE_MAX_STAGES);
+        return ds4_fail(e, DS4_EMODEL, "%s: %d drafter stages, expected 1 to %d", gguf_path(g), s->stages,
+                        SHAPE_MAX_STAGES);
     return s->llama_names ? read_dflash(s, trunk, g, e) : read_sidecar(s, trunk, g, e);
 }

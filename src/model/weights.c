@@ -21,7 +21,8 @@ typedef struct binder {
 } binder;
 
 /* *names: the buffer that be_weight.name points into; the caller of the bind keeps it as long as the weights. */
-static int binder_open(binder *k, char **names, const gguf *g, backend *b, const shape *s, weights_progress cb, void *ctx, ds4_err *e)
+static int binder_open(binder *k, char **names, const gguf *g, backend *b, const shape *s, weights_progress cb,
+                       void *ctx, ds4_err *e)
 {
     size_t room = 1;
     *k = (binder){.g = g, .b = b, .s = s, .cb = cb, .ctx = ctx};
@@ -81,21 +82,26 @@ static const gguf_tensor *take(binder *k, const char *name, int64_t ne0, int64_t
 
 static int wrong_type(binder *k, const char *name, const gguf_tensor *t, const char *want, ds4_err *e)
 {
-    return ds4_fail(e, DS4_EMODEL, "%s: tensor %s is of type %s, expected %s", gguf_path(k->g), name, quant_type_name(t->type), want);
+    return ds4_fail(e, DS4_EMODEL, "%s: tensor %s is of type %s, expected %s", gguf_path(k->g), name,
+                    quant_type_name(t->type), want);
 }
 
 static int take_matrix(binder *k, const char *name, int64_t ne0, int64_t ne1, int64_t ne2, be_weight *out, ds4_err *e)
 {
     char want[96];
-    snprintf(want, sizeof want, ne2 > 1 ? "a matrix [%lld, %lld, %lld]" : "a matrix [%lld, %lld]", (long long)ne0, (long long)ne1,
-             (long long)ne2);
+    snprintf(want, sizeof want, ne2 > 1 ? "a matrix [%lld, %lld, %lld]" : "a matrix [%lld, %lld]", (long long)ne0,
+             (long long)ne1, (long long)ne2);
     const gguf_tensor *t = take(k, name, ne0, ne0 * ne1 * ne2, want, e);
     if (!t)
         return e ? e->code : DS4_EMODEL;
     const quant_info *q = quant_type_info(t->type);
     if (!q || !q->is_float_like)
         return wrong_type(k, name, t, "a float or quantised type", e);
-    *out = (be_weight){.name = keep_name(k, t), .type = t->type, .ne0 = ne0, .ne1 = ne1, .ne2 = ne2,
+    *out = (be_weight){.name = keep_name(k, t),
+                       .type = t->type,
+                       .ne0 = ne0,
+                       .ne1 = ne1,
+                       .ne2 = ne2,
                        .host = t->data,
                        .row_bytes = quant_row_bytes(t->type, (uint64_t)ne0)};
     return k->b->op->bind(k->b, out, e);
@@ -142,8 +148,8 @@ static int take_table(binder *k, const char *name, int64_t used, int64_t vocab, 
         int32_t id;
         memcpy(&id, p + 4 * i, 4);
         if (id < 0 || id >= k->s->dims.experts)
-            return ds4_fail(e, DS4_EMODEL, "%s: tensor %s sends token %lld to expert %d, expected 0..%d", gguf_path(k->g), name,
-                            (long long)(i / used), id, k->s->dims.experts - 1);
+            return ds4_fail(e, DS4_EMODEL, "%s: tensor %s sends token %lld to expert %d, expected 0..%d",
+                            gguf_path(k->g), name, (long long)(i / used), id, k->s->dims.experts - 1);
     }
     k->b->op->upload(k->b, dev, p, t->nbytes);
     *out = dev;
@@ -155,11 +161,16 @@ enum when { ALWAYS, COMP, INDEX, SCORED, HASHED };
 static bool applies(enum when w, int ratio, bool hash)
 {
     switch (w) {
-    case ALWAYS: return true;
-    case COMP: return ratio != 0;
-    case INDEX: return ratio == 4;
-    case SCORED: return !hash;
-    case HASHED: return hash;
+    case ALWAYS:
+        return true;
+    case COMP:
+        return ratio != 0;
+    case INDEX:
+        return ratio == 4;
+    case SCORED:
+        return !hash;
+    case HASHED:
+        return hash;
     }
     return false;
 }
@@ -167,20 +178,22 @@ static bool applies(enum when w, int ratio, bool hash)
 static int bind_block(binder *k, layer_weights *L, const char *prefix, int ratio, bool hash, ds4_err *e)
 {
     const be_dims *d = &k->s->dims;
-    const int64_t D = d->d, S = d->streams, QR = k->s->q_rank, H = d->heads, K = d->head_dim, G = d->groups, R = d->group_rank;
-    const int64_t CW = ratio == 4 ? 2 * K : K, IH = d->idx_heads, I = d->idx_dim, E = d->experts, F = d->ff, U = d->used;
+    const int64_t D = d->d, S = d->streams, QR = k->s->q_rank, H = d->heads, K = d->head_dim, G = d->groups,
+                  R = d->group_rank;
+    const int64_t CW = ratio == 4 ? 2 * K : K, IH = d->idx_heads, I = d->idx_dim, E = d->experts, F = d->ff,
+                  U = d->used;
     const int64_t VOCAB = d->vocab;
     char name[160];
     int rc = 0;
 #define NAMED(n) (snprintf(name, sizeof name, "%s%s", prefix, n), name)
-#define M(member, n, n0, n1, n2, when) \
-    if (!rc && applies(when, ratio, hash)) \
+#define M(member, n, n0, n1, n2, when)                                                                                 \
+    if (!rc && applies(when, ratio, hash))                                                                             \
         rc = take_matrix(k, NAMED(n), n0, n1, n2, &L->member, e);
-#define V(member, n, n0, n1, when) \
-    if (!rc && applies(when, ratio, hash)) \
+#define V(member, n, n0, n1, when)                                                                                     \
+    if (!rc && applies(when, ratio, hash))                                                                             \
         rc = take_vector(k, NAMED(n), n0, n1, &L->member, e);
-#define T(member, n, n0, n1, when) \
-    if (!rc && applies(when, ratio, hash)) \
+#define T(member, n, n0, n1, when)                                                                                     \
+    if (!rc && applies(when, ratio, hash))                                                                             \
         rc = take_table(k, NAMED(n), n0, n1, &L->member, e);
 #include "model/weights.def"
 #undef M
@@ -208,8 +221,9 @@ static int nothing_left(binder *k, const char *ignored, ds4_err *e)
         return 0;
     char found[160];
     describe(first, found, sizeof found);
-    return ds4_fail(e, DS4_EMODEL, "%s: %zu tensor%s not part of this model, first %.*s, %s: wrong or newer kind of file?", gguf_path(k->g),
-                    extra, extra == 1 ? " is" : "s are", (int)first->name.n, first->name.p, found);
+    return ds4_fail(e, DS4_EMODEL,
+                    "%s: %zu tensor%s not part of this model, first %.*s, %s: wrong or newer kind of file?",
+                    gguf_path(k->g), extra, extra == 1 ? " is" : "s are", (int)first->name.n, first->name.p, found);
 }
 
 static int upload_freqs(backend *b, const shape *s, bool compressed, const float **out, ds4_err *e)
@@ -246,7 +260,8 @@ static int bind_trunk_top(binder *k, trunk_weights *w, ds4_err *e)
     return rc;
 }
 
-int weights_bind_trunk(trunk_weights *w, const shape *s, const gguf *g, backend *b, weights_progress cb, void *ctx, ds4_err *e)
+int weights_bind_trunk(trunk_weights *w, const shape *s, const gguf *g, backend *b, weights_progress cb, void *ctx,
+                       ds4_err *e)
 {
     binder k;
     memset(w, 0, sizeof *w);
@@ -270,7 +285,8 @@ int weights_bind_trunk(trunk_weights *w, const shape *s, const gguf *g, backend 
     return rc;
 }
 
-/* Tensors that stand beside the stages. The sidecar puts them under the first and the last stage, llama.cpp at the top. */
+/* Tensors that stand beside the stages. The sidecar puts them under the first and the last stage, llama.cpp at the top.
+ */
 static int bind_drafter_top(binder *k, drafter_weights *w, const drafter_shape *ds, ds4_err *e)
 {
     const be_dims *d = &k->s->dims;
@@ -279,9 +295,11 @@ static int bind_drafter_top(binder *k, drafter_weights *w, const drafter_shape *
     if (!ds->llama_names)
         snprintf(last, sizeof last, "mtp.%d.", ds->stages - 1);
 #define AT(sidecar, llama) (snprintf(name, sizeof name, "%s%s", last, ds->llama_names ? llama : sidecar), name)
-    int rc = take_matrix(k, ds->llama_names ? "fc.weight" : "mtp.0.main_proj.weight", D * ds->targets, D, 1, &w->main_proj, e);
+    int rc = take_matrix(k, ds->llama_names ? "fc.weight" : "mtp.0.main_proj.weight", D * ds->targets, D, 1,
+                         &w->main_proj, e);
     if (!rc)
-        rc = take_vector(k, ds->llama_names ? "enc.output_norm.weight" : "mtp.0.main_norm.weight", D, 1, &w->main_norm, e);
+        rc = take_vector(k, ds->llama_names ? "enc.output_norm.weight" : "mtp.0.main_norm.weight", D, 1, &w->main_norm,
+                         e);
     if (!rc)
         rc = take_vector(k, AT("norm.weight", "output_norm.weight"), D, 1, &w->norm, e);
     if (!rc)
@@ -295,13 +313,14 @@ static int bind_drafter_top(binder *k, drafter_weights *w, const drafter_shape *
     if (!rc)
         rc = take_matrix(k, AT("markov_head.markov_w2.weight", "markov_w2.weight"), ds->rank, V, 1, &w->markov_w2, e);
     if (!rc)
-        rc = take_matrix(k, AT("confidence_head.proj.weight", "conf_proj.weight"), D + ds->rank, 1, 1, &w->confidence, e);
+        rc = take_matrix(k, AT("confidence_head.proj.weight", "conf_proj.weight"), D + ds->rank, 1, 1, &w->confidence,
+                         e);
 #undef AT
     return rc;
 }
 
-int weights_bind_drafter(drafter_weights *w, const shape *s, const drafter_shape *ds, const gguf *g, backend *b, weights_progress cb,
-                         void *ctx, ds4_err *e)
+int weights_bind_drafter(drafter_weights *w, const shape *s, const drafter_shape *ds, const gguf *g, backend *b,
+                         weights_progress cb, void *ctx, ds4_err *e)
 {
     binder k;
     memset(w, 0, sizeof *w);

@@ -1,7 +1,9 @@
-/* weights.h: every tensor of trunk and drafter, fetched with the type class and shape expected, counted, and bound to the backend.
+/* weights.h: every tensor of trunk and drafter, fetched with the type class and shape expected, counted, and bound to
+ * the backend.
  *
- * A tensor that is missing, extra, of a wrong shape or of an unusable type is an error naming tensor, found and expected.
- * Letters: D hidden, S streams, QR query rank, H heads, K head_dim, G groups, R group rank, W compressor width, I index dim, E experts, F expert width. */
+ * A tensor that is missing, extra, of a wrong shape or of an unusable type is an error naming tensor, found and
+ * expected. Letters: D hidden, S streams, QR query rank, H heads, K head_dim, G groups, R group rank, W compressor
+ * width, I index dim, E experts, F expert width. */
 #ifndef DS4_MODEL_WEIGHTS_H
 #define DS4_MODEL_WEIGHTS_H
 
@@ -9,68 +11,72 @@
 #include "file/gguf.h"
 #include "model/shape.h"
 
-/* One compressor: two matrices from the same input, a position bias and a norm. width = 2*dim at ratio 4 (lanes A and B), dim at 128. */
+/* One compressor: two matrices from the same input, a position bias and a norm. width = 2*dim at ratio 4 (lanes A and
+ * B), dim at 128. */
 typedef struct comp_weights {
-    be_weight kv, gate;   /* [D -> W] */
-    const float *ape;     /* [ratio][W] */
-    const float *norm;    /* [dim] */
+    be_weight kv, gate; /* [D -> W] */
+    const float *ape;   /* [ratio][W] */
+    const float *norm;  /* [dim] */
 } comp_weights;
 
 /* One block. Unused members stay zero: comp/index without compressor, tid2eid in scored layers, bias in hash layers. */
 typedef struct layer_weights {
-    be_hc hc_attn, hc_ffn;              /* fn [S*D -> S*(2+S)] */
-    const float *attn_norm, *ffn_norm;  /* [D] */
-    be_weight q_a;                      /* [D -> QR] */
-    const float *q_a_norm;              /* [QR] */
-    be_weight q_b;                      /* [QR -> H*K] */
-    be_weight kv;                       /* [D -> K] */
-    const float *kv_norm;               /* [K] */
-    const float *sinks;                 /* [H] */
-    be_weight out_a;                    /* [H*K/G -> G*R], G groups */
-    be_weight out_b;                    /* [G*R -> D] */
-    comp_weights comp;                  /* dim K */
-    comp_weights index_comp;            /* dim I */
-    be_weight index_q_b;                /* [QR -> IH*I] */
-    be_weight index_proj;               /* [D -> IH] */
-    be_weight router;                   /* [D -> E] */
-    const float *router_bias;           /* [E], picks only */
-    const int32_t *tid2eid;             /* [vocab][used] */
-    be_weight gate_exps, up_exps;       /* [D -> F] x E */
-    be_weight down_exps;                /* [F -> D] x E */
-    be_weight gate_sh, up_sh, down_sh;  /* the shared expert */
+    be_hc hc_attn, hc_ffn;             /* fn [S*D -> S*(2+S)] */
+    const float *attn_norm, *ffn_norm; /* [D] */
+    be_weight q_a;                     /* [D -> QR] */
+    const float *q_a_norm;             /* [QR] */
+    be_weight q_b;                     /* [QR -> H*K] */
+    be_weight kv;                      /* [D -> K] */
+    const float *kv_norm;              /* [K] */
+    const float *sinks;                /* [H] */
+    be_weight out_a;                   /* [H*K/G -> G*R], G groups */
+    be_weight out_b;                   /* [G*R -> D] */
+    comp_weights comp;                 /* dim K */
+    comp_weights index_comp;           /* dim I */
+    be_weight index_q_b;               /* [QR -> IH*I] */
+    be_weight index_proj;              /* [D -> IH] */
+    be_weight router;                  /* [D -> E] */
+    const float *router_bias;          /* [E], picks only */
+    const int32_t *tid2eid;            /* [vocab][used] */
+    be_weight gate_exps, up_exps;      /* [D -> F] x E */
+    be_weight down_exps;               /* [F -> D] x E */
+    be_weight gate_sh, up_sh, down_sh; /* the shared expert */
 } layer_weights;
 
 typedef struct trunk_weights {
-    be_weight embed;      /* [D] x vocab rows */
-    be_weight output;     /* [D -> vocab] */
-    const float *norm;    /* [D] */
-    be_hc hc_head;        /* fn [S*D -> S] */
+    be_weight embed;                     /* [D] x vocab rows */
+    be_weight output;                    /* [D -> vocab] */
+    const float *norm;                   /* [D] */
+    be_hc hc_head;                       /* fn [S*D -> S] */
     const float *freq_plain, *freq_comp; /* [rope_dim/2] */
-    layer_weights *layer; /* [layers] */
-    char *names;          /* what be_weight.name points into */
+    layer_weights *layer;                /* [layers] */
+    char *names;                         /* what be_weight.name points into */
 } trunk_weights;
 
 typedef struct drafter_weights {
-    be_weight main_proj;     /* [targets*D -> D] */
-    const float *main_norm;  /* [D] */
-    const float *norm;       /* [D], final norm of the last stage */
+    be_weight main_proj;    /* [targets*D -> D] */
+    const float *main_norm; /* [D] */
+    const float *norm;      /* [D], final norm of the last stage */
     be_hc hc_head;
     be_weight markov_w1, markov_w2; /* [rank] x vocab rows */
-    be_weight confidence;    /* [D + rank -> 1] */
-    layer_weights *stage;    /* [stages] */
-    char *names;             /* what be_weight.name points into */
+    be_weight confidence;           /* [D + rank -> 1] */
+    layer_weights *stage;           /* [stages] */
+    char *names;                    /* what be_weight.name points into */
 } drafter_weights;
 
-/* Binds everything the file holds. progress (may be NULL) is called with bytes bound so far and in total. On success the caller owns
- * w->layer / d->stage and the names (free with weights_free_*); device memory belongs to the backend. */
+/* Binds everything the file holds. progress (may be NULL) is called with bytes bound so far and in total. On success
+ * the caller owns w->layer / d->stage and the names (free with weights_free_*); device memory belongs to the backend.
+ */
 typedef void (*weights_progress)(void *ctx, uint64_t done, uint64_t total);
-int weights_bind_trunk(trunk_weights *w, const shape *s, const gguf *g, backend *b, weights_progress cb, void *ctx, ds4_err *e);
-int weights_bind_drafter(drafter_weights *w, const shape *s, const drafter_shape *ds, const gguf *g, backend *b, weights_progress cb,
-                         void *ctx, ds4_err *e);
+int weights_bind_trunk(trunk_weights *w, const shape *s, const gguf *g, backend *b, weights_progress cb, void *ctx,
+                       ds4_err *e);
+int weights_bind_drafter(drafter_weights *w, const shape *s, const drafter_shape *ds, const gguf *g, backend *b,
+                         weights_progress cb, void *ctx, ds4_err *e);
 void weights_free_trunk(trunk_weights *w);
 void weights_free_drafter(drafter_weights *w);
 
-/* Identity of a model file for snapshots: a hash over metadata, tensor directory and samples of every tensor's bytes. */
+/* Identity of a model file for snapshots: a hash over metadata, tensor directory and samples of every tensor's bytes.
+ */
 uint64_t weights_identity(const gguf *g);
 
 #endif

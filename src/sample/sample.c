@@ -70,7 +70,8 @@ static int32_t greedy(const float *logits, int vocab)
     return best < 0 ? 0 : best;
 }
 
-/* Keeps the best candidates in order until top-k, top-p or min-p says stop. They end up at the end of room, best last; returns how many. */
+/* Keeps the best candidates in order until top-k, top-p or min-p says stop. They end up at the end of room, best last;
+ * returns how many. */
 static int filter(const sample_params *p, sample_cand *room, int n)
 {
     for (int i = n / 2 - 1; i >= 0; i--)

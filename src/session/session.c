@@ -12,10 +12,17 @@ bool session_assert(const session *s)
     assert(s->absorbed <= s->pos && 0 <= s->low && s->low <= s->pos);
     assert(s->logits_row < BE_NARROW);
     switch (s->state) {
-    case SESSION_EMPTY: assert(s->pos == 0 && s->open == 0); break;
-    case SESSION_READY: assert(s->pos > 0 && s->open == 0); break;
-    case SESSION_OPEN: assert(s->open > 0 && s->pos + s->open <= s->high); break;
-    case SESSION_POISONED: break;
+    case SESSION_EMPTY:
+        assert(s->pos == 0 && s->open == 0);
+        break;
+    case SESSION_READY:
+        assert(s->pos > 0 && s->open == 0);
+        break;
+    case SESSION_OPEN:
+        assert(s->open > 0 && s->pos + s->open <= s->high);
+        break;
+    case SESSION_POISONED:
+        break;
     }
     return true;
 }
@@ -64,10 +71,12 @@ int session_begin(session *s, const int32_t *tokens, int n, int head_from, ds4_e
     if (n < 1 || n > s->m->b->max_rows)
         return ds4_fail(e, DS4_EARG, "a forward of %d rows, expected 1 to %d", n, s->m->b->max_rows);
     if (n > s->ctx - s->pos)
-        return ds4_fail(e, DS4_EARG, "the context is full: %d of %d tokens used, %d more wanted; use a larger --ctx", s->pos, s->ctx, n);
+        return ds4_fail(e, DS4_EARG, "the context is full: %d of %d tokens used, %d more wanted; use a larger --ctx",
+                        s->pos, s->ctx, n);
     for (int i = 0; i < n; i++)
         if (tokens[i] < 0 || tokens[i] >= s->m->s.dims.vocab)
-            return ds4_fail(e, DS4_EARG, "token id %d at position %d, expected 0 to %d", tokens[i], s->pos + i, s->m->s.dims.vocab - 1);
+            return ds4_fail(e, DS4_EARG, "token id %d at position %d, expected 0 to %d", tokens[i], s->pos + i,
+                            s->m->s.dims.vocab - 1);
     int32_t pos[256];
     int32_t at = s->pos;
     be_rows r;
@@ -119,8 +128,10 @@ int session_rewind(session *s, int pos, ds4_err *e)
     if (pos == s->pos)
         return 0;
     if (!session_can_rewind(s, pos))
-        return ds4_fail(e, DS4_ESTATE, "cannot rewind from position %d to %d: rows below were overwritten; reload a snapshot or feed again",
-                        s->high, pos);
+        return ds4_fail(
+            e, DS4_ESTATE,
+            "cannot rewind from position %d to %d: rows below were overwritten; reload a snapshot or feed again",
+            s->high, pos);
     s->pos = pos;
     s->absorbed = s->absorbed < pos ? s->absorbed : pos;
     s->logits_row = -1;

@@ -95,7 +95,8 @@ static int draft(cycle *c, session *s, int32_t anchor, int max, plan *pl, ds4_er
         return 0;
     }
     double t = clock_now();
-    int rc = c->proposer->propose(c->proposer, s, anchor, most, sched_gate(c->sched, s->pos, most), &c->sample, &pl->p, e);
+    int rc =
+        c->proposer->propose(c->proposer, s, anchor, most, sched_gate(c->sched, s->pos, most), &c->sample, &pl->p, e);
     pl->propose_s = clock_now() - t;
     pl->proposed = true;
     st->propose += pl->propose_s;
@@ -131,7 +132,9 @@ static void count(cycle *c, const plan *pl, int accepted, double seconds)
     st->miss_first += accepted == 0;
     st->verify += seconds;
     st->verify_rows += (uint64_t)k + 1;
-    double plain = c->sched->cost[0].known ? c->sched->cost[0].t[1] : st->plain_steps ? st->target / (double)st->plain_steps : 0;
+    double plain = c->sched->cost[0].known ? c->sched->cost[0].t[1]
+                   : st->plain_steps       ? st->target / (double)st->plain_steps
+                                           : 0;
     st->saved += plain * (accepted + 1);
 }
 

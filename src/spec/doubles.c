@@ -3,7 +3,10 @@
 #include "base/noise.h"
 #include "spec/proposer.h"
 
-static float chance(const double_proposer *d, int pos, uint32_t what) { return noise_uniform(d->seed, (uint32_t)pos, what); }
+static float chance(const double_proposer *d, int pos, uint32_t what)
+{
+    return noise_uniform(d->seed, (uint32_t)pos, what);
+}
 
 static int32_t any_token(const double_proposer *d, int pos, int vocab)
 {
@@ -11,7 +14,8 @@ static int32_t any_token(const double_proposer *d, int pos, int vocab)
     return t < vocab ? t : vocab - 1;
 }
 
-static int double_propose(proposer *p, session *s, int32_t anchor, int max, float gate, const sample_params *sp, proposal *out, ds4_err *e)
+static int double_propose(proposer *p, session *s, int32_t anchor, int max, float gate, const sample_params *sp,
+                          proposal *out, ds4_err *e)
 {
     double_proposer *d = (double_proposer *)p;
     const int vocab = s->m->s.dims.vocab;
@@ -35,10 +39,12 @@ static int double_propose(proposer *p, session *s, int32_t anchor, int max, floa
     return 0;
 }
 
-int double_open(double_proposer *d, const char *name, const int32_t *truth, int count, int start, ds4_stats *stats, ds4_err *e)
+int double_open(double_proposer *d, const char *name, const int32_t *truth, int count, int start, ds4_stats *stats,
+                ds4_err *e)
 {
     static const char *const names[] = {"oracle", "wrong", "random", "short"};
-    *d = (double_proposer){.base = {5, double_propose, stats}, .truth = truth, .count = count, .start = start, .seed = 1};
+    *d = (double_proposer){
+        .base = {5, double_propose, stats}, .truth = truth, .count = count, .start = start, .seed = 1};
     for (int i = 0; i < 4; i++)
         if (!strcmp(name, names[i])) {
             d->kind = (enum double_kind)i;

@@ -34,7 +34,8 @@ static void catch_up(dspark *d, session *s)
     s->absorbed = s->pos;
 }
 
-/* The block [anchor, noise, ...] at pos, pos+1, ... through the stages. Leaves anchor and draft positions in scratch.ids. */
+/* The block [anchor, noise, ...] at pos, pos+1, ... through the stages. Leaves anchor and draft positions in
+ * scratch.ids. */
 static void run_stages(dspark *d, session *s, int32_t anchor)
 {
     model *m = d->m;
@@ -57,7 +58,8 @@ static int confidences(dspark *d, int n, float *z, ds4_err *e)
     model *m = d->m;
     const int width = m->s.dims.d;
     if (!d->host_confidence) {
-        m->b->op->confidence(m->b, n, &m->dw.confidence, &m->dw.markov_w1, m->sc.hidden, m->sc.ids + IDS_DRAFT, m->sc.conf);
+        m->b->op->confidence(m->b, n, &m->dw.confidence, &m->dw.markov_w1, m->sc.hidden, m->sc.ids + IDS_DRAFT,
+                             m->sc.conf);
         m->b->op->download(m->b, z, m->sc.conf, (size_t)n * sizeof *z);
         return 0;
     }
@@ -84,7 +86,8 @@ static void markov_chain(dspark *d, int n, const sample_params *sp)
     }
 }
 
-static int dspark_propose(proposer *p, session *s, int32_t anchor, int max, float gate, const sample_params *sp, proposal *out, ds4_err *e)
+static int dspark_propose(proposer *p, session *s, int32_t anchor, int max, float gate, const sample_params *sp,
+                          proposal *out, ds4_err *e)
 {
     dspark *d = (dspark *)p;
     model *m = d->m;

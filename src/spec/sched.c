@@ -161,11 +161,14 @@ size_t sched_report(const sched *s, char *buf, size_t n)
         for (int i = 1; i <= s->most + 1; i++)
             PUT(" %d:%.3f", i, c->t[i] * 1e3);
         PUT("; proposal %.3f ms", c->p * 1e3);
-        PUT("\nds4: gain if all %d drafts survive %+.2f, at survival %.1f %+.2f, running average %+.2f plain steps a cycle", s->most,
-            prospect(c, s->most, 1.0) / c->t[1], typical, prospect(c, s->most, typical) / c->t[1], s->gain);
+        PUT("\nds4: gain if all %d drafts survive %+.2f, at survival %.1f %+.2f, running average %+.2f plain steps a "
+            "cycle",
+            s->most, prospect(c, s->most, 1.0) / c->t[1], typical, prospect(c, s->most, typical) / c->t[1], s->gain);
     }
     PUT("\nds4: decisions: %zu proposals, %zu skipped, %zu times quenched%s", s->proposals, s->skips, s->quenches,
-        s->mode == SCHED_AUTO && c->known && prospect(c, s->most, 1.0) <= 0 ? " (drafting cannot pay on this machine: off)" : "");
+        s->mode == SCHED_AUTO && c->known && prospect(c, s->most, 1.0) <= 0
+            ? " (drafting cannot pay on this machine: off)"
+            : "");
 #undef PUT
     return at < n ? at : n - 1;
 }

@@ -1,10 +1,11 @@
 /* sched.h: how many drafts to verify, and whether to draft at all.
  *
  * FIXED: keep drafts while their confidence is at least the threshold; no cost model.
- * AUTO: the paper's Algorithm 1 for one sequence. With survival a_j = c_1 ... c_j and measured costs, rows are admitted while the expected
- * tokens per second (1 + a_1 + ... + a_k) / (P + T(1+k)) rise. T(n): seconds of a forward of n rows, P: of a proposal, both measured at start and
- * refreshed by running averages per context bucket. The whole proposal is skipped while a running average of what it gains over plain
- * steps is negative, and probed again at growing intervals; it is never made where even full acceptance could not pay. */
+ * AUTO: the paper's Algorithm 1 for one sequence. With survival a_j = c_1 ... c_j and measured costs, rows are admitted
+ * while the expected tokens per second (1 + a_1 + ... + a_k) / (P + T(1+k)) rise. T(n): seconds of a forward of n rows,
+ * P: of a proposal, both measured at start and refreshed by running averages per context bucket. The whole proposal is
+ * skipped while a running average of what it gains over plain steps is negative, and probed again at growing intervals;
+ * it is never made where even full acceptance could not pay. */
 #ifndef DS4_SPEC_SCHED_H
 #define DS4_SPEC_SCHED_H
 
@@ -27,10 +28,10 @@ typedef struct sched {
     float threshold; /* FIXED */
     int most;        /* drafts per proposal */
     sched_costs cost[SCHED_BUCKETS];
-    double gain;     /* running average of plain steps saved per proposal */
+    double gain; /* running average of plain steps saved per proposal */
     bool gain_known;
-    int pause;       /* cycles until the next probe */
-    int interval;    /* length of the next pause */
+    int pause;    /* cycles until the next probe */
+    int interval; /* length of the next pause */
     size_t proposals, skips, quenches;
 } sched;
 

@@ -3,7 +3,10 @@
 #include <stdarg.h>
 #include <stdio.h>
 
-typedef struct out { char *buf; size_t n, at; } out;
+typedef struct out {
+    char *buf;
+    size_t n, at;
+} out;
 
 __attribute__((format(printf, 2, 3))) static void put(out *o, const char *fmt, ...)
 {

@@ -9,20 +9,21 @@
 enum { STATS_HIST = 17 };
 
 typedef struct ds4_stats {
-    bool timing; /* fill prop_* parts (each needs a wait for the device) */
-    uint64_t cycles;          /* cycles in which a proposal was wanted (drafting on) */
-    uint64_t first_tokens;    /* anchors evaluated by those cycles */
+    bool timing;                 /* fill prop_* parts (each needs a wait for the device) */
+    uint64_t cycles;             /* cycles in which a proposal was wanted (drafting on) */
+    uint64_t first_tokens;       /* anchors evaluated by those cycles */
     uint64_t proposed, accepted; /* drafts that entered verification; drafts accepted. accepted <= proposed */
-    uint64_t full, partial;   /* cycles with drafts: all accepted; not all */
-    uint64_t miss_first;      /* of the partial ones: not even the first */
-    uint64_t no_draft;        /* a proposal was made and nothing was worth verifying */
-    uint64_t gated;           /* of those: the first confidence said no before the head ran */
+    uint64_t full, partial;      /* cycles with drafts: all accepted; not all */
+    uint64_t miss_first;         /* of the partial ones: not even the first */
+    uint64_t no_draft;           /* a proposal was made and nothing was worth verifying */
+    uint64_t gated;              /* of those: the first confidence said no before the head ran */
     uint64_t no_room, invalid, scheduler_skips, tail_skips, errors;
-    uint64_t plain_steps;     /* one-row forwards among the cycles */
-    uint64_t verify_rows;     /* rows of multi-row forwards */
-    uint64_t bytes_to_host;   /* read back by the cycle */
+    uint64_t plain_steps;                                            /* one-row forwards among the cycles */
+    uint64_t verify_rows;                                            /* rows of multi-row forwards */
+    uint64_t bytes_to_host;                                          /* read back by the cycle */
     double propose, setup, chain, conf0, logits, markov, confidence; /* parts of the proposal */
-    double verify, verify_read, target, saved; /* multi-row forwards; reading choices; one-row forwards; plain time avoided */
+    double verify, verify_read, target,
+        saved; /* multi-row forwards; reading choices; one-row forwards; plain time avoided */
     uint64_t draft_hist[STATS_HIST], accepted_hist[STATS_HIST];
 } ds4_stats;
 

@@ -1,5 +1,6 @@
-/* t_mini: the shipped small model end to end through the public header: drafting is exact, accepts what it should, and the production
- * precision stays near the reference. DS4_TEST_SLOW=1 runs the full numbers (100 prompts, 4,096 tokens). */
+/* t_mini: the shipped small model end to end through the public header: drafting is exact, accepts what it should, and
+ * the production precision stays near the reference. DS4_TEST_SLOW=1 runs the full numbers (100 prompts, 4,096 tokens).
+ */
 #include "util/unit.h"
 
 #include <math.h>
@@ -50,7 +51,10 @@ static bpe_ids chat_prompt(const ds4_engine *eng, const char *text)
     return ids;
 }
 
-typedef struct text { int32_t id[1024]; int n; } text;
+typedef struct text {
+    int32_t id[1024];
+    int n;
+} text;
 
 static bool collect(void *ctx, int32_t token, const float *logits)
 {
@@ -76,12 +80,21 @@ static ds4_result answer(const ds4_engine *eng, ds4_session *s, const char *prom
 }
 
 static const char *const subjects[] = {
-    "a list", "Redis", "the moon", "a C function that adds two numbers", "rain", "a compiler", "bread", "a Python function that reverses a string",
+    "a list",  "Redis",        "the moon", "a C function that adds two numbers",
+    "rain",    "a compiler",   "bread",    "a Python function that reverses a string",
     "the sea", "a hash table",
 };
 static const char *const asks[] = {
-    "Explain %s in one sentence.", "Tell me about %s.", "Write about %s.", "What is %s?", "Why is %s useful?", "Describe %s.",
-    "Give an example of %s.", "How does %s work?", "Write a short story about %s.", "List three facts about %s.",
+    "Explain %s in one sentence.",
+    "Tell me about %s.",
+    "Write about %s.",
+    "What is %s?",
+    "Why is %s useful?",
+    "Describe %s.",
+    "Give an example of %s.",
+    "How does %s work?",
+    "Write a short story about %s.",
+    "List three facts about %s.",
 };
 
 /* Same seed, temperature 1: the text with drafting is the text without. */
@@ -143,11 +156,16 @@ static void drafts_are_accepted(void **u)
 {
     (void)u;
     static const char *const code[] = {
-        "Write a Python function that reverses a string.", "Complete this C function: int add(int a, int b) {",
-        "Write a C function that returns the larger of two integers.", "Write a Python function that sums a list.",
+        "Write a Python function that reverses a string.",
+        "Complete this C function: int add(int a, int b) {",
+        "Write a C function that returns the larger of two integers.",
+        "Write a Python function that sums a list.",
     };
     static const char *const prose[] = {
-        "Explain Redis in one sentence.", "Write a short story about the sea.", "Tell me about the moon.", "Explain a hash table in one sentence.",
+        "Explain Redis in one sentence.",
+        "Write a short story about the sea.",
+        "Tell me about the moon.",
+        "Explain a hash table in one sentence.",
     };
     ds4_engine *eng = open_engine(DS4_ACT_Q8, true);
     ds4_session *s;
@@ -161,7 +179,12 @@ static void drafts_are_accepted(void **u)
     ds4_engine_close(eng);
 }
 
-typedef struct nll { const int32_t *id; int n; double sum; int vocab; } nll;
+typedef struct nll {
+    const int32_t *id;
+    int n;
+    double sum;
+    int vocab;
+} nll;
 
 static void add_nll(void *ctx, int pos, const float *logits)
 {
@@ -207,12 +230,16 @@ static void q8_near_float(void **u)
     (void)u;
     const int tokens = slow() ? 4096 : 512;
     double q8 = text_nll(DS4_ACT_Q8, tokens), fl = text_nll(DS4_ACT_FLOAT, tokens);
-    print_message("negative log-likelihood of %d tokens: q8 %.5f, float %.5f, %+.3f %%\n", tokens, q8, fl, 100 * (q8 / fl - 1));
+    print_message("negative log-likelihood of %d tokens: q8 %.5f, float %.5f, %+.3f %%\n", tokens, q8, fl,
+                  100 * (q8 / fl - 1));
     assert_true(fl > 0.1 && fl < 9);
     assert_true(fabs(q8 / fl - 1) < 0.005);
 }
 
-typedef struct stopper { text t; int at; } stopper;
+typedef struct stopper {
+    text t;
+    int at;
+} stopper;
 
 static bool stop_at(void *ctx, int32_t token, const float *logits)
 {
@@ -284,8 +311,11 @@ static void missing_drafter_is_an_error(void **u)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(same_seed_same_text), cmocka_unit_test(drafts_are_accepted), cmocka_unit_test(q8_near_float),
-        cmocka_unit_test(caller_stops_inside_a_block), cmocka_unit_test(missing_drafter_is_an_error),
+        cmocka_unit_test(same_seed_same_text),
+        cmocka_unit_test(drafts_are_accepted),
+        cmocka_unit_test(q8_near_float),
+        cmocka_unit_test(caller_stops_inside_a_block),
+        cmocka_unit_test(missing_drafter_is_an_error),
     };
     return cmocka_run_group_tests_name("mini", tests, NULL, NULL);
 }

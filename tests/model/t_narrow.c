@@ -34,8 +34,8 @@ static void expect_same(const outcome *a, const outcome *b, int n, int from, int
         fail_msg("%s: the state differs from one row at a time", what);
 }
 
-/* Narrow chunk sizes from 2 on against one row at a time. Sequence state of an earlier run is overwritten: nothing may leak
- * from it. */
+/* Narrow chunk sizes from 2 on against one row at a time. Sequence state of an earlier run is overwritten: nothing may
+ * leak from it. */
 static void check_chunks(enum be_act act, int n, int step)
 {
     int32_t ids[700];

@@ -1,4 +1,5 @@
-/* t_draws: position-keyed noise draws from the model's distribution: the first two tokens over 100,000 seeds pass chi-square. */
+/* t_draws: position-keyed noise draws from the model's distribution: the first two tokens over 100,000 seeds pass
+ * chi-square. */
 #include "util/unit.h"
 
 #include <math.h>
@@ -52,7 +53,8 @@ static void two_tokens_chi_square(void **u)
     for (int i = 0; i < DRAWS; i++) {
         sample_params sp = sp0;
         sp.seed = (uint64_t)i;
-        int32_t a = sample_choose(&sp, first, V, PROMPT, room), b = sample_choose(&sp, second + (size_t)a * V, V, PROMPT + 1, room);
+        int32_t a = sample_choose(&sp, first, V, PROMPT, room),
+                b = sample_choose(&sp, second + (size_t)a * V, V, PROMPT + 1, room);
         seen[a * V + b]++;
     }
     double chi = 0, rest_want = 0, rest_seen = 0;
@@ -91,7 +93,9 @@ static void filters_and_ties(void **u)
     p.temp = 1;
     assert_int_equal(sample_choose(&p, none, 8, 0, room), 0);
     const sample_params sets[] = {
-        {.temp = 1, .top_k = 2, .top_p = 1}, {.temp = 1, .top_p = 0.70f}, {.temp = 1, .top_p = 1, .min_p = 0.9f},
+        {.temp = 1, .top_k = 2, .top_p = 1},
+        {.temp = 1, .top_p = 0.70f},
+        {.temp = 1, .top_p = 1, .min_p = 0.9f},
         {.temp = 1, .top_k = 3, .top_p = 0.85f, .min_p = 0.5f},
     };
     for (int s = 0; s < 4; s++)

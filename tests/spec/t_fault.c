@@ -1,12 +1,14 @@
-/* t_fault: the k-th allocation and the k-th wait for the device fail, for every k: an error of one line, a session READY, EMPTY or POISONED,
- * nothing leaked, and never an answer from a dead backend. */
+/* t_fault: the k-th allocation and the k-th wait for the device fail, for every k: an error of one line, a session
+ * READY, EMPTY or POISONED, nothing leaked, and never an answer from a dead backend. */
 #include "util/unit.h"
 
 #include "backend/cpu/cpu.h"
 #include "spec/cycle.h"
 #include "util/tiny_v4.h"
 
-typedef struct faults { int in, hits; } faults;
+typedef struct faults {
+    int in, hits;
+} faults;
 static faults host, device; /* countdowns: the call that reaches 0 fails; negative: never */
 
 static bool due(faults *f)
@@ -43,7 +45,10 @@ typedef struct stack {
     cycle c;
 } stack;
 
-typedef struct files { uint8_t *t, *d; size_t nt, nd; } files;
+typedef struct files {
+    uint8_t *t, *d;
+    size_t nt, nd;
+} files;
 
 static files make_files(void)
 {
@@ -205,7 +210,9 @@ int main(void)
 {
     host.in = device.in = -1;
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(each_device_allocation), cmocka_unit_test(each_host_allocation), cmocka_unit_test(each_wait),
+        cmocka_unit_test(each_device_allocation),
+        cmocka_unit_test(each_host_allocation),
+        cmocka_unit_test(each_wait),
     };
     return cmocka_run_group_tests_name("fault", tests, NULL, NULL);
 }

@@ -1,4 +1,5 @@
-/* t_spec: drafting changes nothing but speed. Tokens, committed state and final logits equal plain decoding bit for bit, whatever is drafted. */
+/* t_spec: drafting changes nothing but speed. Tokens, committed state and final logits equal plain decoding bit for
+ * bit, whatever is drafted. */
 #include "util/unit.h"
 
 #include "base/hash.h"
@@ -128,9 +129,21 @@ static void run_doubles(enum be_act act, sample_params sp)
     free(plain);
 }
 
-static void doubles_greedy_q8(void **u) { (void)u; run_doubles(BE_ACT_Q8, greedy); }
-static void doubles_warm_q8(void **u) { (void)u; run_doubles(BE_ACT_Q8, warm); }
-static void doubles_filtered_float(void **u) { (void)u; run_doubles(BE_ACT_FLOAT, filtered); }
+static void doubles_greedy_q8(void **u)
+{
+    (void)u;
+    run_doubles(BE_ACT_Q8, greedy);
+}
+static void doubles_warm_q8(void **u)
+{
+    (void)u;
+    run_doubles(BE_ACT_Q8, warm);
+}
+static void doubles_filtered_float(void **u)
+{
+    (void)u;
+    run_doubles(BE_ACT_FLOAT, filtered);
+}
 
 /* The real drafter, every threshold: gates, cuts and full blocks. */
 static void dspark_equals_plain(void **u)
@@ -264,9 +277,14 @@ static void rewind_reproduces(void **u)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(doubles_greedy_q8), cmocka_unit_test(doubles_warm_q8), cmocka_unit_test(doubles_filtered_float),
-        cmocka_unit_test(dspark_equals_plain), cmocka_unit_test(host_confidence_same_decisions), cmocka_unit_test(eos_at_each_depth),
-        cmocka_unit_test(context_end_and_limits), cmocka_unit_test(rewind_reproduces),
+        cmocka_unit_test(doubles_greedy_q8),
+        cmocka_unit_test(doubles_warm_q8),
+        cmocka_unit_test(doubles_filtered_float),
+        cmocka_unit_test(dspark_equals_plain),
+        cmocka_unit_test(host_confidence_same_decisions),
+        cmocka_unit_test(eos_at_each_depth),
+        cmocka_unit_test(context_end_and_limits),
+        cmocka_unit_test(rewind_reproduces),
     };
     return cmocka_run_group_tests_name("spec", tests, NULL, NULL);
 }
