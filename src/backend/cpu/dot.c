@@ -63,8 +63,7 @@ static int next_stretch(int64_t n, int64_t at) { return n - at < CPU_STRETCH ? (
 
 /* Stretch by stretch over all weight rows, so that the activations of the stretch stay in the nearest cache. */
 static void dot_float(const cpu *c, const be_weight *w, const char *p, int count, const cpu_act *a, const int *rows,
-                      int n,
-                      float *y, size_t ldy)
+                      int n, float *y, size_t ldy)
 {
     _Alignas(64) float lane[CPU_TILE][FLOAT_ROWS][CPU_LANES], buf[CPU_STRETCH];
     const float *x[FLOAT_ROWS];
