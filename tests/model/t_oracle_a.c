@@ -6,10 +6,6 @@
 #include "util_golden.h"
 #include "util_oracle.h"
 
-typedef struct ctx {
-    char *dir, *files;
-} ctx;
-
 static const struct {
     const char *name;
     enum kv_sim sim;
@@ -126,7 +122,7 @@ static void gate_rounded(const compared *x, const char *what)
         fail_msg("%s: logits differ by %g, limit 5e-3", what, worst);
 }
 
-static void check_variant(ctx *c, const char *variant, int mode)
+static void check_variant(oracle *c, const char *variant, int mode)
 {
     if (!c->dir)
         skip();
@@ -152,37 +148,11 @@ static void kvfp8_logits_q8(void **s) { check_variant(*s, "q8", 1); }
 static void full_logits_f32(void **s) { check_variant(*s, "f32", 0); }
 static void full_logits_q8(void **s) { check_variant(*s, "q8", 0); }
 
-static int setup(void **state)
-{
-    static ctx c;
-    c.dir = golden_set("oracle_a");
-    *state = &c;
-    if (!c.dir) {
-        print_message("skipped (no golden data)\n");
-        return 0;
-    }
-    c.files = oracle_convert(c.dir);
-    if (!c.files) {
-        print_message("skipped (ds4-quantize is not built)\n");
-        free(c.dir);
-        c.dir = NULL;
-    }
-    return 0;
-}
-
-static int teardown(void **state)
-{
-    ctx *c = *state;
-    oracle_remove(c->files);
-    free(c->dir);
-    return 0;
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(exact_logits_f32), cmocka_unit_test(exact_logits_q8), cmocka_unit_test(kvfp8_logits_f32),
         cmocka_unit_test(kvfp8_logits_q8),  cmocka_unit_test(full_logits_f32), cmocka_unit_test(full_logits_q8),
     };
-    return cmocka_run_group_tests(tests, setup, teardown);
+    return cmocka_run_group_tests(tests, oracle_setup, oracle_teardown);
 }

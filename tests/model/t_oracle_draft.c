@@ -7,10 +7,6 @@
 
 enum { BLOCK = 5, MAX_CASES = 64 };
 
-typedef struct ctx {
-    char *dir, *files;
-} ctx;
-
 /* Differences collected over the cases of one mode. */
 typedef struct tally {
     int drafts, same, clear, clear_same; /* `clear`: golden margin above 0.1 */
@@ -19,7 +15,7 @@ typedef struct tally {
     int rows, over;                      /* rows over max(0.1, 10 * noise) */
 } tally;
 
-static int32_t *sequence(const ctx *c, int *n)
+static int32_t *sequence(const oracle *c, int *n)
 {
     json_t *j = golden_json(c->dir, "sequences.json");
     int32_t *ids = golden_ints(j, "len700", n);
@@ -80,7 +76,7 @@ static void store_row(rig *r, const be_store *s, int pos, float *out)
 
 /* All cases of dspark.json or dspark_exact.json in ascending context length: the trunk runs on, the drafter drafts
  * beside it. */
-static void run_cases(const ctx *c, rig *r, const json_t *j, const npy *base, const npy *corrected, tally *t)
+static void run_cases(const oracle *c, rig *r, const json_t *j, const npy *base, const npy *corrected, tally *t)
 {
     int n, at = 0;
     int32_t *ids = sequence(c, &n);
@@ -108,7 +104,7 @@ static void run_cases(const ctx *c, rig *r, const json_t *j, const npy *base, co
 }
 
 /* 24 decode steps, one drafting call each. */
-static void run_steps(const ctx *c, rig *r, const json_t *j, tally *t)
+static void run_steps(const oracle *c, rig *r, const json_t *j, tally *t)
 {
     int n, at = 0;
     int32_t *ids = sequence(c, &n);
@@ -131,7 +127,7 @@ static void report(const char *what, const tally *t)
     print_message("\n");
 }
 
-static void check_exact(ctx *c, const char *variant)
+static void check_exact(oracle *c, const char *variant)
 {
     if (!c->dir)
         skip();
@@ -160,7 +156,7 @@ static void exact_drafts_q8(void **s) { check_exact(*s, "q8"); }
 
 static void full_drafts(void **s)
 {
-    ctx *c = *s;
+    oracle *c = *s;
     if (!c->dir)
         skip();
     json_t *j = golden_json(c->dir, "dspark.json");
@@ -186,7 +182,7 @@ static void full_drafts(void **s)
 /* Golden features in, context rows out: the path from taps to rings alone, with exact inputs. */
 static void context_rows(void **s)
 {
-    ctx *c = *s;
+    oracle *c = *s;
     if (!c->dir)
         skip();
     rig r;
@@ -272,7 +268,7 @@ static void check_stages(rig *r, int len, int32_t anchor, double limit)
 
 static void stage_outputs(void **s)
 {
-    ctx *c = *s;
+    oracle *c = *s;
     if (!c->dir)
         skip();
     int n, at = 0;
@@ -290,7 +286,7 @@ static void stage_outputs(void **s)
 /* Features of the newest position, main_x and the hidden rows. */
 static void features_and_hidden(void **s)
 {
-    ctx *c = *s;
+    oracle *c = *s;
     if (!c->dir)
         skip();
     int n, at = 0;
@@ -332,37 +328,11 @@ static void features_and_hidden(void **s)
     free(ids);
 }
 
-static int setup(void **state)
-{
-    static ctx c;
-    c.dir = golden_set("oracle_a");
-    *state = &c;
-    if (!c.dir) {
-        print_message("skipped (no golden data)\n");
-        return 0;
-    }
-    c.files = oracle_convert(c.dir);
-    if (!c.files) {
-        print_message("skipped (ds4-quantize is not built)\n");
-        free(c.dir);
-        c.dir = NULL;
-    }
-    return 0;
-}
-
-static int teardown(void **state)
-{
-    ctx *c = *state;
-    oracle_remove(c->files);
-    free(c->dir);
-    return 0;
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(exact_drafts_f32), cmocka_unit_test(exact_drafts_q8),     cmocka_unit_test(full_drafts),
         cmocka_unit_test(context_rows),     cmocka_unit_test(features_and_hidden), cmocka_unit_test(stage_outputs),
     };
-    return cmocka_run_group_tests(tests, setup, teardown);
+    return cmocka_run_group_tests(tests, oracle_setup, oracle_teardown);
 }

@@ -9,10 +9,6 @@
 
 enum { POSITIONS = 129, FIRST = 64, SHOWN = 65, CHUNK = 43 };
 
-typedef struct ctx {
-    char *dir, *files;
-} ctx;
-
 /* Everything that one layer produced, by position. */
 typedef struct seen {
     float *pre_attn, *attn, *pre_ffn, *ffn; /* [129][d] */
@@ -212,7 +208,7 @@ static void run_flipped(rig *r, int layer, const int32_t *ids, const float *in, 
 }
 
 /* `ties`: golden rows are rounded; one of them may legitimately have rounded the other way. */
-static void run_layer(ctx *c, rig *r, int layer, bool ties, seen *s)
+static void run_layer(oracle *c, rig *r, int layer, bool ties, seen *s)
 {
     json_t *j = golden_json(c->dir, "sequences.json");
     int32_t *ids = golden_ints(j, "len129", NULL);
@@ -235,7 +231,7 @@ static void run_layer(ctx *c, rig *r, int layer, bool ties, seen *s)
     json_decref(j);
 }
 
-static rig open_rig(ctx *c, seen *s)
+static rig open_rig(oracle *c, seen *s)
 {
     rig r;
     if (!c->dir)
@@ -292,31 +288,9 @@ static void hca_layer(void **state)
     rig_close(&r);
 }
 
-static int setup(void **state)
-{
-    static ctx c;
-    c.dir = golden_set("oracle_a");
-    *state = &c;
-    c.files = c.dir ? oracle_convert(c.dir) : NULL;
-    if (!c.files) {
-        print_message(c.dir ? "skipped (ds4-quantize is not built)\n" : "skipped (no golden data)\n");
-        free(c.dir);
-        c.dir = NULL;
-    }
-    return 0;
-}
-
-static int teardown(void **state)
-{
-    ctx *c = *state;
-    oracle_remove(c->files);
-    free(c->dir);
-    return 0;
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(window_layer), cmocka_unit_test(csa_layer),
                                        cmocka_unit_test(hca_layer)};
-    return cmocka_run_group_tests(tests, setup, teardown);
+    return cmocka_run_group_tests(tests, oracle_setup, oracle_teardown);
 }

@@ -3,17 +3,37 @@
 #include <stdio.h>
 #include <unistd.h>
 
+#include "util_golden.h"
+
 static const char *const parts[] = {"trunk_f32", "drafter_f32", "trunk_q8", "drafter_q8"};
 
 static char *given(void) { return getenv("DS4_TEST_ORACLE_A"); }
 
-char *oracle_convert(const char *dir)
+/* The converter: named by DS4_QUANTIZE, of this build (BUILD/bin beside BUILD/tests/model), or in the repository's
+ * root. */
+static const char *find_program(char *buf, size_t room)
 {
+    const char *named = getenv("DS4_QUANTIZE");
+    if (named)
+        return access(named, X_OK) ? NULL : named;
+    ssize_t n = readlink("/proc/self/exe", buf, room - 1);
+    buf[n > 0 ? n : 0] = 0;
+    for (int up = 0; up < 3 && strrchr(buf, '/'); up++)
+        *strrchr(buf, '/') = 0;
+    size_t at = strlen(buf);
+    snprintf(buf + at, room - at, "/bin/ds4-quantize");
+    if (!access(buf, X_OK))
+        return buf;
+    return access("./ds4-quantize", X_OK) ? NULL : "./ds4-quantize";
+}
+
+static char *convert(const char *dir)
+{
+    char room[4096];
     if (given())
         return strdup(given());
-    const char *program = getenv("DS4_QUANTIZE");
-    program = program ? program : "./ds4-quantize";
-    if (access(program, X_OK))
+    const char *program = find_program(room, sizeof room);
+    if (!program)
         return NULL;
     char *files = strdup("/tmp/ds4-oracle-XXXXXX"), cmd[9000];
     assert_non_null(mkdtemp(files));
@@ -26,7 +46,7 @@ char *oracle_convert(const char *dir)
     return files;
 }
 
-void oracle_remove(char *files)
+static void remove_files(char *files)
 {
     if (files && !given()) {
         char path[4096];
@@ -37,6 +57,30 @@ void oracle_remove(char *files)
         rmdir(files);
     }
     free(files);
+}
+
+int oracle_setup(void **state)
+{
+    oracle *o = calloc(1, sizeof *o);
+    assert_non_null(o);
+    *state = o;
+    o->dir = golden_set("oracle_a");
+    o->files = o->dir ? convert(o->dir) : NULL;
+    if (o->files)
+        return 0;
+    print_message(o->dir ? "skipped (ds4-quantize is not built)\n" : "skipped (no golden data)\n");
+    free(o->dir);
+    o->dir = NULL;
+    return 0;
+}
+
+int oracle_teardown(void **state)
+{
+    oracle *o = *state;
+    remove_files(o->files);
+    free(o->dir);
+    free(o);
+    return 0;
 }
 
 static gguf *open_part(const char *files, const char *part, const char *variant)
