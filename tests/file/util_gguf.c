@@ -180,7 +180,7 @@ uint64_t use_everything(const gguf *g)
 void save(const char *path, bytes b)
 {
     FILE *f = fopen(path, "wb");
-    if (!f || fwrite(b.p, 1, b.n, f) != b.n || fclose(f))
+    if (!f || (b.n && fwrite(b.p, 1, b.n, f) != b.n) || fclose(f))
         abort();
 }
 
