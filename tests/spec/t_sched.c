@@ -79,7 +79,8 @@ static void never_drafts_where_it_cannot_pay(void **u)
     assert_has(buf, "cannot pay");
 }
 
-/* Bad drafts with confident heads: quenched after a few cycles, probed at growing intervals; the loss stays below 3 %. */
+/* Bad drafts with confident heads: quenched after a few cycles, probed at growing intervals; the loss stays below 3 %.
+ */
 static void quenches_and_probes(void **u)
 {
     (void)u;
@@ -94,7 +95,8 @@ static void quenches_and_probes(void **u)
         spent += p ? c.p + c.t[6] : c.t[1];
         plain += c.t[1];
     }
-    print_message("%d proposals in %d cycles, %d in the first 64, time %.3f of plain\n", made, steps, early, spent / plain);
+    print_message("%d proposals in %d cycles, %d in the first 64, time %.3f of plain\n", made, steps, early,
+                  spent / plain);
     assert_true(made >= 3 && made < 40);
     assert_true(early <= 6);
     assert_true(spent / plain < 1.03);
