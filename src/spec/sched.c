@@ -133,15 +133,14 @@ static void blend(double *v, double x)
 void sched_note(sched *s, int pos, bool proposed, bool gated, double propose_s, int rows, double forward_s, int tokens)
 {
     sched_costs *c = &s->cost[bucket(pos)];
-    if (!c->known)
+    s->proposals += proposed;
+    if (!c->known || rows < 1 || rows >= SCHED_ROWS)
         return;
-    if (rows < SCHED_ROWS && rows >= 1)
-        blend(&c->t[rows], forward_s);
+    blend(&c->t[rows], forward_s);
     if (!proposed)
         return;
     if (!gated)
         blend(&c->p, propose_s);
-    s->proposals++;
     /* judged by the averages, not by this cycle's clock: acceptance is what a cycle tells, a disturbance is not */
     double gain = tokens - ((gated ? propose_s : c->p) + c->t[rows]) / c->t[1];
     s->gain += gain_weight * (gain - s->gain);
