@@ -186,17 +186,18 @@ typedef struct nll {
     int vocab;
 } nll;
 
-static void add_nll(void *ctx, int pos, const float *logits)
+static bool add_nll(void *ctx, int pos, const float *logits)
 {
     nll *a = ctx;
     if (pos + 1 >= a->n)
-        return;
+        return true;
     double m = -INFINITY, sum = 0;
     for (int i = 0; i < a->vocab; i++)
         m = fmax(m, logits[i]);
     for (int i = 0; i < a->vocab; i++)
         sum += exp(logits[i] - m);
     a->sum += m + log(sum) - logits[a->id[pos + 1]];
+    return true;
 }
 
 static double text_nll(enum ds4_act act, int tokens)
