@@ -115,7 +115,8 @@ int ds4_session_score(ds4_session *s, const int32_t *tokens, int n,
                       bool (*row)(void *ctx, int pos, const float *logits), void *ctx, ds4_error *err);
 
 typedef struct ds4_generate_options {
-    float temp, top_p, min_p;
+    float temp; /* below 1e-5: 0, the likeliest token */
+    float top_p, min_p;
     int top_k;
     uint64_t seed;
     int max_tokens; /* at least 1 */
