@@ -9,7 +9,8 @@
 bool session_assert(const session *s)
 {
     assert(0 <= s->pos && s->pos <= s->high && s->high <= s->ctx);
-    assert(s->absorbed <= s->pos && 0 <= s->low && s->low <= s->pos);
+    assert(0 <= s->absorbed_from && s->absorbed_from <= s->absorbed && s->absorbed <= s->pos);
+    assert(0 <= s->low && s->low <= s->pos);
     assert(s->logits_row < BE_NARROW);
     switch (s->state) {
     case SESSION_EMPTY:
@@ -49,7 +50,7 @@ int session_reset(session *s, ds4_err *e)
         s->state = SESSION_POISONED;
         return rc;
     }
-    s->pos = s->high = s->low = s->open = s->absorbed = 0;
+    s->pos = s->high = s->low = s->open = s->absorbed_from = s->absorbed = 0;
     s->logits_row = -1;
     s->state = SESSION_EMPTY;
     return 0;
@@ -134,6 +135,7 @@ int session_rewind(session *s, int pos, ds4_err *e)
             s->high, pos);
     s->pos = pos;
     s->absorbed = s->absorbed < pos ? s->absorbed : pos;
+    s->absorbed_from = s->absorbed_from < pos ? s->absorbed_from : pos;
     s->logits_row = -1;
     s->state = pos ? SESSION_READY : SESSION_EMPTY;
     if (pos == 0)

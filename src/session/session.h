@@ -6,7 +6,8 @@
  *   3. The anchor (newest chosen token, position pos) is known to the caller but is not in tokens[0, pos).
  *   4. In OPEN, rows pos .. pos+open-1 were written by a forward, tokens[pos, pos+open) are theirs; none is committed.
  *   5. logits_row >= 0 only if scratch row logits_row holds the logits of position pos - 1 and nothing overwrote it.
- *   6. absorbed <= pos: drafter rings hold the rows of [max(0, absorbed - window), absorbed).
+ *   6. absorbed_from <= absorbed <= pos: drafter rings hold the rows of [absorbed_from, absorbed), as far as a window
+ *      reaches back. After a rewind that may be less than the window: the rest is then absorbed again.
  *   7. high - pos <= rewind room whenever the windows below pos are used (rewind refuses otherwise).
  *   8. low <= pos: rows that only positions below low need were not restored by the load that set it (0: none).
  *
@@ -36,7 +37,7 @@ typedef struct session {
     /* state */
     enum session_state state;
     int32_t *tokens; /* [ctx] */
-    int pos, high, low, open, absorbed;
+    int pos, high, low, open, absorbed_from, absorbed;
     int logits_row;
 } session;
 

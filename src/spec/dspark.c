@@ -20,8 +20,10 @@ static double mark(dspark *d, double since, double *part)
 static void catch_up(dspark *d, session *s)
 {
     const int window = d->m->s.dims.window, most = d->m->b->max_rows;
-    int from = s->absorbed > s->pos - window ? s->absorbed : s->pos - window;
-    from = from > 0 ? from : 0;
+    const int first = s->pos > window ? s->pos - window : 0;
+    int from = s->absorbed;
+    if (s->absorbed_from > first || s->absorbed < first) /* the beginning is missing, or rows were skipped */
+        from = s->absorbed_from = first;
     while (from < s->pos) {
         int32_t pos[256], token[256] = {0};
         int n = s->pos - from < most ? s->pos - from : most;
