@@ -125,7 +125,7 @@ static void the_gate_is_the_first_confidence(void **u)
     close_bench(&b);
 }
 
-/* Above temperature 0 a draft uses the noise that the trunk's choice at its position will use: that keeps acceptance. */
+/* Above temperature 0 a draft uses the noise that the trunk's choice at its position will use: it keeps acceptance. */
 static void drafts_use_the_noise_of_their_position(void **u)
 {
     (void)u;
