@@ -462,20 +462,22 @@ static void run_kv(backend *b, const op_case *c, const int *which, int n, float 
     get(b, c, again, HEAD, n, out, HEAD);
 }
 
-/* mode: ratio; wide: attention rows, else index rows. The ring is full; row `pos` is put, then pooled if its window ends. */
+/* mode: ratio; wide: attention rows, else index rows. Rows are put into one ring and pooled from another, which is full: a
+ * row that is put may lie in the window of its neighbour. */
 static void run_pool(backend *b, const op_case *c, const int *which, int n, float *out)
 {
     const row_fx *f = c->fx;
     int d = f->wide ? HEAD : IDX, w = f->mode == 4 ? 2 * d : d;
     be_rows r = put_step(b, NULL, f->pos, f->seq, which, n);
-    be_store ring = {put(b, f->ring, (size_t)(SEQS * CAP * 2 * w)), 2 * w, CAP, (size_t)(CAP * 2 * w)};
+    be_store ring = {room(b, (size_t)(SEQS * CAP * 2 * w)), 2 * w, CAP, (size_t)(CAP * 2 * w)}, full = ring;
+    full.base = put(b, f->ring, (size_t)(SEQS * CAP * 2 * w));
     be_store rows = {room(b, (size_t)(SEQS * ROWS * d)), d, ROWS, (size_t)(ROWS * d)};
     float *put_row = room(b, (size_t)(n * 2 * w));
     size_t uw = (size_t)w;
     b->op->comp_put(b, &r, f->mode, put_rows(b, f->x, uw, uw, which, n), put_rows(b, f->q, uw, uw, which, n),
                     put(b, f->w, (size_t)(f->mode * w)), &ring);
     b->op->gather(b, &r, &ring, put_row);
-    b->op->comp_pool(b, &r, f->mode, &ring, put(b, f->w, (size_t)d), put(b, f->freq, ROPE / 2), !f->wide, f->sim, &rows);
+    b->op->comp_pool(b, &r, f->mode, &full, put(b, f->w, (size_t)d), put(b, f->freq, ROPE / 2), !f->wide, f->sim, &rows);
     sentinels(b, ring.base, (size_t)(SEQS * CAP * 2 * w), c->name);
     sentinels(b, rows.base, (size_t)(SEQS * ROWS * d), c->name);
     get(b, c, put_row, 2 * uw, n, out, 0);

@@ -1,5 +1,8 @@
 /* dot.cuh: one weight row against N activation rows, by one warp. Lane l takes units l, l+32, ... (of 32 elements; of 8 for
- * float types); the lanes are added in a fixed tree. N only says how many rows share a decoded unit. */
+ * float types); the lanes are added in a fixed tree. N only says how many rows share a decoded unit.
+ *
+ * Kernels exist in two forms: for int8 activations, where float32 meets only weights of float types, and `exact` for float32
+ * activations against every type, which is a reference and needs no speed. */
 #ifndef DS4_BACKEND_CUDA_DOT_CUH
 #define DS4_BACKEND_CUDA_DOT_CUH
 
@@ -39,7 +42,7 @@ template <uint32_t T, int N>
 DEV void dot_int8(const wview &w, const uint8_t *row, const aview &a, const rowset<N> &rows, int lane, float (&acc)[N])
 {
     const int units = w.ne0 / 32;
-#pragma unroll 2
+#pragma unroll (N == 1 ? 4 : 2)
     for (int u = lane; u < units; u += 32) {
         unit k;
         open_unit<T>(row, w.ne0, u, w.grid, k);
@@ -89,17 +92,21 @@ DEV void dot_float(const wview &w, const uint8_t *row, const aview &a, const row
 #pragma unroll
     for (int i = 0; i < N; i++)
         x[i] = act_row(a, rows.r[i]);
-    if (unit_is_float(w.type)) {
-#pragma unroll 2
-        for (int at = 8 * lane; at < w.ne0; at += 256) {
-            float v[8];
-            float_weights(w, row, at, v);
+#pragma unroll (N == 1 ? 4 : 2)
+    for (int at = 8 * lane; at < w.ne0; at += 256) {
+        float v[8];
+        float_weights(w, row, at, v);
 #pragma unroll
-            for (int i = 0; i < N; i++)
-                acc[i] = add_eight(v, x[i] + at, acc[i]);
-        }
-        return;
+        for (int i = 0; i < N; i++)
+            acc[i] = add_eight(v, x[i] + at, acc[i]);
     }
+}
+
+/* Quantised weights against float32. */
+template <int N>
+DEV void dot_decoded(const wview &w, const uint8_t *row, const aview &a, const rowset<N> &rows, int lane, float (&acc)[N])
+{
+#pragma unroll 1
     for (int u = lane; u < w.ne0 / 32; u += 32) {
         float v[32];
         unit_values(w, row, u, v);
@@ -107,33 +114,40 @@ DEV void dot_float(const wview &w, const uint8_t *row, const aview &a, const row
         for (int i = 0; i < N; i++)
 #pragma unroll
             for (int e = 0; e < 32; e += 8)
-                acc[i] = add_eight(v + e, x[i] + 32 * u + e, acc[i]);
+                acc[i] = add_eight(v + e, act_row(a, rows.r[i]) + 32 * u + e, acc[i]);
     }
 }
 
 /* acc[i] = weight row . activation row rows.r[i] in the form that `a` was made for; every lane gets the sums. */
-template <int N>
+template <int N, bool EXACT>
 DEV void dot_rows(const wview &w, const uint8_t *row, const aview &a, const rowset<N> &rows, int lane, float (&acc)[N])
 {
 #pragma unroll
     for (int i = 0; i < N; i++)
         acc[i] = 0;
-    switch (a.group ? w.type : (uint32_t)Q_F32) {
-    case Q_Q8_0: dot_int8<Q_Q8_0, N>(w, row, a, rows, lane, acc); break;
-    case Q_Q4_0: dot_int8<Q_Q4_0, N>(w, row, a, rows, lane, acc); break;
-    case Q_MXFP4: dot_int8<Q_MXFP4, N>(w, row, a, rows, lane, acc); break;
-    case Q_Q2_K: dot_int8<Q_Q2_K, N>(w, row, a, rows, lane, acc); break;
-    case Q_Q3_K: dot_int8<Q_Q3_K, N>(w, row, a, rows, lane, acc); break;
-    case Q_Q4_K: dot_int8<Q_Q4_K, N>(w, row, a, rows, lane, acc); break;
-    case Q_Q5_K: dot_int8<Q_Q5_K, N>(w, row, a, rows, lane, acc); break;
-    case Q_Q6_K: dot_int8<Q_Q6_K, N>(w, row, a, rows, lane, acc); break;
-    case Q_IQ2_XXS: dot_int8<Q_IQ2_XXS, N>(w, row, a, rows, lane, acc); break;
-    default: dot_float<N>(w, row, a, rows, lane, acc); break;
-    }
+    if (unit_is_float(w.type))
+        dot_float<N>(w, row, a, rows, lane, acc);
+    else if (EXACT)
+        dot_decoded<N>(w, row, a, rows, lane, acc);
+    else
+        switch (w.type) {
+        case Q_Q8_0: dot_int8<Q_Q8_0, N>(w, row, a, rows, lane, acc); break;
+        case Q_Q4_0: dot_int8<Q_Q4_0, N>(w, row, a, rows, lane, acc); break;
+        case Q_MXFP4: dot_int8<Q_MXFP4, N>(w, row, a, rows, lane, acc); break;
+        case Q_Q2_K: dot_int8<Q_Q2_K, N>(w, row, a, rows, lane, acc); break;
+        case Q_Q3_K: dot_int8<Q_Q3_K, N>(w, row, a, rows, lane, acc); break;
+        case Q_Q4_K: dot_int8<Q_Q4_K, N>(w, row, a, rows, lane, acc); break;
+        case Q_Q5_K: dot_int8<Q_Q5_K, N>(w, row, a, rows, lane, acc); break;
+        case Q_Q6_K: dot_int8<Q_Q6_K, N>(w, row, a, rows, lane, acc); break;
+        default: dot_int8<Q_IQ2_XXS, N>(w, row, a, rows, lane, acc); break;
+        }
 #pragma unroll
     for (int i = 0; i < N; i++)
         acc[i] = warp_sum(acc[i]);
 }
+
+/* Blocks per multiprocessor that the registers of an instance should allow. */
+constexpr int blocks_for(int n) { return n == 1 ? 4 : n == 2 ? 3 : 2; }
 
 /* The number that lane i is to write. */
 template <int N> DEV float lane_value(const float (&acc)[N], int lane)

@@ -17,7 +17,8 @@ typedef struct lin_args {
     bool add; /* y += instead of y = */
 } lin_args;
 
-template <int N> static __global__ void __launch_bounds__(GPU_THREADS) products(const __grid_constant__ lin_args a)
+template <int N, bool EXACT>
+static __global__ void __launch_bounds__(GPU_THREADS, blocks_for(N)) products(const __grid_constant__ lin_args a)
 {
     int lane = threadIdx.x % 32, j = 0;
     while (j + 1 < a.k && (int)blockIdx.x >= a.job[j + 1].first)
@@ -34,7 +35,7 @@ template <int N> static __global__ void __launch_bounds__(GPU_THREADS) products(
 #pragma unroll
         for (int i = 0; i < N; i++)
             rows.r[i] = (r0 + i < a.n ? r0 + i : a.n - 1) * job.groups + part;
-        dot_rows<N>(job.w, row, job.a, rows, lane, acc);
+        dot_rows<N, EXACT>(job.w, row, job.a, rows, lane, acc);
         float v = lane_value<N>(acc, lane);
         if (lane < N && r0 + lane < a.n) {
             float *y = job.y + (int64_t)(r0 + lane) * job.ldy + o;
@@ -45,14 +46,12 @@ template <int N> static __global__ void __launch_bounds__(GPU_THREADS) products(
 
 static void launch(gpu *g, const lin_args &a, int blocks)
 {
-    if (a.n == 1)
-        GPU_LAUNCH(g, products<1>, blocks, GPU_THREADS, 0, a);
-    else if (a.n == 2)
-        GPU_LAUNCH(g, products<2>, blocks, GPU_THREADS, 0, a);
-    else if (a.n <= 4)
-        GPU_LAUNCH(g, products<4>, blocks, GPU_THREADS, 0, a);
-    else
-        GPU_LAUNCH(g, products<8>, blocks, GPU_THREADS, 0, a);
+    auto *kernel = g->act == BE_ACT_FLOAT ? products<1, true>
+                   : a.n == 1             ? products<1, false>
+                   : a.n == 2             ? products<2, false>
+                   : a.n <= 4             ? products<4, false>
+                                          : products<8, false>;
+    GPU_LAUNCH(g, kernel, blocks, GPU_THREADS, 0, a);
 }
 
 /* As many of the jobs as one launch takes; returns their number, 0 after a failure. */

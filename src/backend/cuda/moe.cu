@@ -86,107 +86,129 @@ DEV float swiglu(float g, float u, float clamp)
     return __fmul_rn(__fdiv_rn(g, __fadd_rn(1.0f, expf(-g))), u);
 }
 
+/* One group of visits: a routed expert's, or (list NULL) the shared expert's. */
+typedef struct moe_group {
+    const int *list;
+    int64_t expert;
+    int total;
+} moe_group;
+
+/* Group i of the routed ones; the one behind them is the shared expert. */
+DEV moe_group group_at(const moe_args &a, int i)
+{
+    if (i >= a.groups->count)
+        return moe_group{NULL, 0, a.n};
+    int from = a.groups->start[i];
+    return moe_group{a.groups->visit + from, a.groups->expert[i], a.groups->start[i + 1] - from};
+}
+
 /* One hidden number of `count` <= N visits. */
-template <int N> DEV void hidden_pass(const moe_args &a, bool shared, int64_t expert, int f, const int *list, int at, int count)
+template <int N, bool EXACT> DEV void hidden_pass(const moe_args &a, const moe_group &group, int f, float *, int at, int count)
 {
     int lane = threadIdx.x % 32;
-    const wview &gate = shared ? a.sgate : a.gate, &up = shared ? a.sup : a.up;
-    const aview &in = shared ? a.shared_in : a.in;
-    rowset<N> visit = take_visits<N>(list, at, count), rows;
-    float g[N], u[N];
+    bool shared = !group.list;
+    rowset<N> rows = take_visits<N>(group.list, at, count);
+    float half[2] = {0, 0}; /* gate and up of the visit that this lane writes */
 #pragma unroll
     for (int i = 0; i < N; i++)
-        rows.r[i] = shared ? visit.r[i] : visit.r[i] / a.used;
-    dot_rows<N>(gate, row_of(gate, expert, f), in, rows, lane, g);
-    dot_rows<N>(up, row_of(up, expert, f), in, rows, lane, u);
-    float gv = lane_value<N>(g, lane), uv = lane_value<N>(u, lane);
+        rows.r[i] = shared ? rows.r[i] : rows.r[i] / a.used;
+#pragma unroll 1
+    for (int k = 0; k < 2; k++) {
+        const wview &w = shared ? k ? a.sup : a.sgate : k ? a.up : a.gate;
+        float acc[N];
+        dot_rows<N, EXACT>(w, row_of(w, group.expert, f), shared ? a.shared_in : a.in, rows, lane, acc);
+        float v = lane_value<N>(acc, lane);
+        half[0] = k ? half[0] : v;
+        half[1] = v;
+    }
     if (lane >= count)
         return;
-    int k = list ? list[at + lane] : at + lane;
+    int k = shared ? at + lane : group.list[at + lane];
     float weight = shared ? 1.0f : a.weights[k];
     int64_t to = shared ? (int64_t)a.n * a.used + k : k;
-    a.hidden[to * a.ff + f] = __fmul_rn(swiglu(gv, uv, shared ? a.sclamp : a.clamp), weight);
+    a.hidden[to * a.ff + f] = __fmul_rn(swiglu(half[0], half[1], shared ? a.sclamp : a.clamp), weight);
 }
 
-/* Passes of at most MAXN visits over `total` of them; the smallest instance that fits. Which one does not touch the bits. */
-#define MOE_PASSES(MAXN, total, pass, ...)              \
-    for (int at = 0, left; at < (total); at += (MAXN)) { \
-        left = (total) - at < (MAXN) ? (total) - at : (MAXN); \
-        if (MAXN > 4 && left > 4)                       \
-            pass<MAXN>(__VA_ARGS__, at, left);          \
-        else if (MAXN > 2 && left > 2)                  \
-            pass<(MAXN < 4 ? MAXN : 4)>(__VA_ARGS__, at, left); \
-        else if (MAXN > 1 && left > 1)                  \
-            pass<(MAXN < 2 ? MAXN : 2)>(__VA_ARGS__, at, left); \
-        else                                            \
-            pass<1>(__VA_ARGS__, at, left);             \
-    }
-
-/* Block row 0 is the shared expert, block row i + 1 routed group i. */
-template <int MAXN>
-static __global__ void __launch_bounds__(GPU_THREADS) hidden_rows(const __grid_constant__ moe_args a)
-{
-    int f = (int)blockIdx.x * GPU_WARPS + threadIdx.x / 32, group = (int)blockIdx.y - 1;
-    bool shared = group < 0;
-    if (f >= a.ff || (!shared && group >= a.groups->count))
-        return;
-    int from = shared ? 0 : a.groups->start[group], total = shared ? a.n : a.groups->start[group + 1] - from;
-    int64_t expert = shared ? 0 : a.groups->expert[group];
-    const int *list = shared ? NULL : a.groups->visit + from;
-    MOE_PASSES(MAXN, total, hidden_pass, a, shared, expert, f, list)
-}
-
-/* Output o of `count` <= N visits into sums[visit]. */
-template <int N>
-DEV void down_pass(const moe_args &a, bool shared, int64_t expert, int o, const int *list, float *sums, int at, int count)
+/* Output o of `count` <= N visits into sums[visit], those of the shared expert behind the routed ones. */
+template <int N, bool EXACT> DEV void down_pass(const moe_args &a, const moe_group &group, int o, float *sums, int at, int count)
 {
     int lane = threadIdx.x % 32;
+    bool shared = !group.list;
     const wview &down = shared ? a.sdown : a.down;
-    rowset<N> visit = take_visits<N>(list, at, count);
-    float y[N];
-    dot_rows<N>(down, row_of(down, expert, o), shared ? a.shared_mid : a.mid, visit, lane, y);
-    float v = lane_value<N>(y, lane);
+    rowset<N> visit = take_visits<N>(group.list, at, count);
+    float acc[N];
+    dot_rows<N, EXACT>(down, row_of(down, group.expert, o), shared ? a.shared_mid : a.mid, visit, lane, acc);
+    float v = lane_value<N>(acc, lane);
     if (lane < count)
-        sums[list ? list[at + lane] : at + lane] = v;
+        sums[shared ? a.n * a.used + at + lane : group.list[at + lane]] = v;
+}
+
+/* Passes of at most MAXN visits over a group; the smallest instance that fits. Which one does not touch the bits. */
+#define MOE_PASSES(pass, group, index, sums)                                        \
+    for (int at = 0, left; at < group.total; at += MAXN) {                          \
+        left = group.total - at < MAXN ? group.total - at : MAXN;                   \
+        if (MAXN > 4 && left > 4)                                                   \
+            pass<MAXN, EXACT>(a, group, index, sums, at, left);                     \
+        else if (MAXN > 2 && left > 2)                                              \
+            pass<(MAXN < 4 ? MAXN : 4), EXACT>(a, group, index, sums, at, left);    \
+        else if (MAXN > 1 && left > 1)                                              \
+            pass<(MAXN < 2 ? MAXN : 2), EXACT>(a, group, index, sums, at, left);    \
+        else                                                                        \
+            pass<1, EXACT>(a, group, index, sums, at, left);                        \
+    }
+
+/* Block row i is group i; rows behind the shared expert have nothing to do. */
+template <int MAXN, bool EXACT>
+static __global__ void __launch_bounds__(GPU_THREADS, blocks_for(MAXN)) hidden_rows(const __grid_constant__ moe_args a)
+{
+    int f = (int)blockIdx.x * GPU_WARPS + threadIdx.x / 32, i = blockIdx.y;
+    if (f >= a.ff || i > a.groups->count)
+        return;
+    moe_group group = group_at(a, i);
+    MOE_PASSES(hidden_pass, group, f, NULL)
 }
 
 /* A warp makes output o of every row: all experts one after the other, then each row adds its slots. */
-template <int MAXN>
-static __global__ void __launch_bounds__(GPU_THREADS) output_rows(const __grid_constant__ moe_args a)
+template <int MAXN, bool EXACT>
+static __global__ void __launch_bounds__(GPU_THREADS, blocks_for(MAXN)) output_rows(const __grid_constant__ moe_args a)
 {
     GPU_DYNAMIC_SMEM(float, room);
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, o = (int)blockIdx.x * GPU_WARPS + warp, routed = a.n * a.used;
     float *sums = room + warp * (routed + a.n);
     if (o >= a.d)
         return;
-    for (int i = 0; i < a.groups->count; i++) {
-        int from = a.groups->start[i], total = a.groups->start[i + 1] - from;
-        int64_t expert = a.groups->expert[i];
-        const int *list = a.groups->visit + from;
-        MOE_PASSES(MAXN, total, down_pass, a, false, expert, o, list, sums)
+#pragma unroll 1
+    for (int i = 0; i <= a.groups->count; i++) {
+        moe_group group = group_at(a, i);
+        MOE_PASSES(down_pass, group, o, sums)
     }
-    float *shared_sums = sums + routed;
-    MOE_PASSES(MAXN, a.n, down_pass, a, true, (int64_t)0, o, (const int *)NULL, shared_sums)
     __syncwarp();
     for (int r = lane; r < a.n; r += 32) {
         float v = sums[r * a.used];
         for (int s = 1; s < a.used; s++)
             v = __fadd_rn(v, sums[r * a.used + s]);
-        a.out[(int64_t)r * a.d + o] = __fadd_rn(v, shared_sums[r]);
+        a.out[(int64_t)r * a.d + o] = __fadd_rn(v, sums[routed + r]);
     }
 }
 
-template <int MAXN> static bool launch_hidden(gpu *g, const moe_args &a, int experts)
+static void launch_hidden(gpu *g, const moe_args &a, int experts)
 {
+    auto *kernel = g->act == BE_ACT_FLOAT ? hidden_rows<1, true>
+                   : a.n == 1             ? hidden_rows<1, false>
+                   : a.n <= 4             ? hidden_rows<4, false>
+                                          : hidden_rows<8, false>;
     int groups = a.n * a.used < experts ? a.n * a.used : experts;
-    GPU_LAUNCH(g, hidden_rows<MAXN>, dim3(gpu_blocks(a.ff, GPU_WARPS), groups + 1), GPU_THREADS, 0, a);
-    return gpu_ok(g);
+    GPU_LAUNCH(g, kernel, dim3(gpu_blocks(a.ff, GPU_WARPS), groups + 1), GPU_THREADS, 0, a);
 }
 
-template <int MAXN> static void launch_output(gpu *g, const moe_args &a)
+static void launch_output(gpu *g, const moe_args &a)
 {
+    auto *kernel = g->act == BE_ACT_FLOAT ? output_rows<1, true>
+                   : a.n == 1             ? output_rows<1, false>
+                   : a.n <= 4             ? output_rows<4, false>
+                                          : output_rows<8, false>;
     size_t smem = (size_t)GPU_WARPS * (size_t)(a.n * (a.used + 1)) * sizeof(float);
-    GPU_LAUNCH(g, output_rows<MAXN>, gpu_blocks(a.d, GPU_WARPS), GPU_THREADS, smem, a);
+    GPU_LAUNCH(g, kernel, gpu_blocks(a.d, GPU_WARPS), GPU_THREADS, smem, a);
 }
 
 /* Inputs of the routed and the shared weights; one quantised copy serves both when they want the same form. */
@@ -260,19 +282,7 @@ void gpu_moe(backend *b, int n, const be_moe *m, const float *x, const int32_t *
     if (!groups || !a.hidden || !make_inputs(g, &a, m, x))
         return;
     GPU_LAUNCH(g, group_visits, 1, GROUP_THREADS, 0, ids, n * s->used, (int)m->gate->ne2, groups, g->fault);
-    int experts = (int)m->gate->ne2;
-    bool ok = n == 1   ? launch_hidden<1>(g, a, experts)
-              : n == 2 ? launch_hidden<2>(g, a, experts)
-              : n <= 4 ? launch_hidden<4>(g, a, experts)
-                       : launch_hidden<8>(g, a, experts);
-    if (!ok || !make_mids(g, &a, m))
-        return;
-    if (n == 1)
-        launch_output<1>(g, a);
-    else if (n == 2)
-        launch_output<2>(g, a);
-    else if (n <= 4)
-        launch_output<4>(g, a);
-    else
-        launch_output<8>(g, a);
+    launch_hidden(g, a, (int)m->gate->ne2);
+    if (make_mids(g, &a, m))
+        launch_output(g, a);
 }
