@@ -8,8 +8,9 @@ LDLIBS_core = -lpcre2-8 $(LDLIBS_cuda) -lpthread -lm
 LDLIBS_json = -ljansson
 LDLIBS_app = -ledit
 
-# CUDA = nvcc: with the CUDA backend for CUDA_ARCH (`native`: the devices of this machine). CUDA = emu: the same sources as C++
-# on an emulation of the device, for tests. Set by the goals cuda, cuda-..., test-gpu and test-emu, each with its own BUILD.
+# CUDA = nvcc: with the CUDA backend for CUDA_ARCH (`native`: the devices of this machine). CUDA = emu: the same sources
+# as C++ on an emulation of the device, for tests. Set by the goals cuda, cuda-..., test-gpu and test-emu, each with its
+# own BUILD.
 CUDA ?=
 CUDA_ARCH ?= sm_90
 NVCC ?= $(or $(shell command -v nvcc 2>/dev/null),/usr/local/cuda/bin/nvcc)

@@ -67,8 +67,8 @@ static void float_activations_agree_with_the_cpu(void **state)
     free(cpu.logits);
 }
 
-/* Roundings of int8, FP8 and FP4 flip now and then, and random weights carry each flip on; a wrong operation would change
- * most choices. */
+/* Roundings of int8, FP8 and FP4 flip now and then, and random weights carry each flip on; a wrong operation would
+ * change most choices. */
 static void int8_activations_stay_near_the_cpu(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* t_narrow.c: row invariance of every operation on the device: the bits of a row are the same alone and among 2..16 rows,
- * in any order. (The whole forward: tests/model/t_narrow.c with DS4_TEST_BACKEND=cuda.) */
+/* t_narrow.c: row invariance of every operation on the device: the bits of a row are the same alone and among 2..16
+ * rows, in any order. (The whole forward: tests/model/t_narrow.c with DS4_TEST_BACKEND=cuda.) */
 #include "cuda/util_ops.h"
 #include "util/unit.h"
 
@@ -8,8 +8,9 @@ static void compare(const op_case *c, const int *which, int n, const float *got,
     for (int r = 0; r < n; r++)
         for (size_t i = 0; i < c->width; i++)
             if (memcmp(got + (size_t)r * c->width + i, alone + (size_t)which[r] * c->width + i, sizeof *got))
-                fail_msg("%s, %d rows: row %d (number %d of the pool) differs at %zu: %.9g, alone %.9g", c->name, n, r, which[r],
-                         i, (double)got[(size_t)r * c->width + i], (double)alone[(size_t)which[r] * c->width + i]);
+                fail_msg("%s, %d rows: row %d (number %d of the pool) differs at %zu: %.9g, alone %.9g", c->name, n, r,
+                         which[r], i, (double)got[(size_t)r * c->width + i],
+                         (double)alone[(size_t)which[r] * c->width + i]);
 }
 
 static void check_case(const op_case *c)

@@ -1,4 +1,5 @@
-/* t_ops.c: the CUDA backend against the CPU: every operation and weight type, odd sizes, sentinels around all buffers. */
+/* t_ops.c: the CUDA backend against the CPU: every operation and weight type, odd sizes, sentinels around all buffers.
+ */
 #include "cuda/util_ops.h"
 #include "util/unit.h"
 
@@ -19,14 +20,15 @@ static void compare(const op_case *c, int n, const int *which, const float *got,
             if (a[i] == b[i] || (isnan(a[i]) && isnan(b[i])))
                 continue;
             if (!(d <= hard))
-                fail_msg("%s, %d rows: row %d of the pool, number %zu is %.9g, on the CPU %.9g", c->name, n, which[r], i,
-                         (double)a[i], (double)b[i]);
+                fail_msg("%s, %d rows: row %d of the pool, number %zu is %.9g, on the CPU %.9g", c->name, n, which[r],
+                         i, (double)a[i], (double)b[i]);
             bad += d > c->limit * rms;
             first = first < 0 && d > c->limit * rms ? (int)i : first;
         }
     }
     if (bad > c->flips * (float)n * (float)c->width)
-        fail_msg("%s, %d rows: %d of %zu numbers differ, first number %d", c->name, n, bad, (size_t)n * c->width, first);
+        fail_msg("%s, %d rows: %d of %zu numbers differ, first number %d", c->name, n, bad, (size_t)n * c->width,
+                 first);
 }
 
 static void check_case(const op_case *c)

@@ -61,7 +61,10 @@ static void sentinels(backend *b, const float *p, size_t n, const char *name)
             fail_msg("%s: number %d %s a buffer was overwritten", name, i % GUARD, i < GUARD ? "before" : "behind");
 }
 
-static int32_t *put_ints(backend *b, const int32_t *host, size_t n) { return (int32_t *)put(b, (const float *)host, n); }
+static int32_t *put_ints(backend *b, const int32_t *host, size_t n)
+{
+    return (int32_t *)put(b, (const float *)host, n);
+}
 
 /* Rows `which` of a pool, `ld` apart on the device. */
 static float *put_rows(backend *b, const float *pool, size_t width, size_t ld, const int *which, int n)
@@ -94,7 +97,8 @@ static void get_ints(backend *b, const op_case *c, const int32_t *dev, size_t wi
         }
 }
 
-static be_rows put_step(backend *b, const int32_t *token, const int32_t *pos, const int32_t *seq, const int *which, int n)
+static be_rows put_step(backend *b, const int32_t *token, const int32_t *pos, const int32_t *seq, const int *which,
+                        int n)
 {
     int32_t t[3][CPU_MAX_ROWS];
     be_rows r = {.n = n};
@@ -115,7 +119,8 @@ typedef struct list {
     int n;
 } list;
 
-static op_case *add(list *l, void *fx, const be_dims *dims, void (*run)(backend *, const op_case *, const int *, int, float *))
+static op_case *add(list *l, void *fx, const be_dims *dims,
+                    void (*run)(backend *, const op_case *, const int *, int, float *))
 {
     l->c = realloc(l->c, (size_t)(l->n + 1) * sizeof *l->c);
     op_case *c = &l->c[l->n++];
@@ -189,8 +194,16 @@ static void linear_cases(list *l)
 /* --- experts and router --- */
 
 enum { D = 256, FF = 512, EXPERTS = 12, USED = 4 };
-static const be_dims moe_dims = {.d = D, .streams = 4, .rms_eps = 1e-6f, .hc_eps = 1e-6f, .sinkhorn = 20, .experts = EXPERTS,
-                                 .used = USED, .ff = FF, .route_scale = 1.5f, .vocab = 50};
+static const be_dims moe_dims = {.d = D,
+                                 .streams = 4,
+                                 .rms_eps = 1e-6f,
+                                 .hc_eps = 1e-6f,
+                                 .sinkhorn = 20,
+                                 .experts = EXPERTS,
+                                 .used = USED,
+                                 .ff = FF,
+                                 .route_scale = 1.5f,
+                                 .vocab = 50};
 
 typedef struct moe_fx {
     be_weight w[6], gate;
@@ -218,8 +231,11 @@ static void add_moe(list *l, uint32_t type, uint32_t down, uint32_t shared, enum
     rng g = {type + down * 7 + shared};
     moe_fx *f = calloc(1, sizeof *f);
     for (int i = 0; i < 6; i++)
-        f->w[i] = make_weight(&g, i < 2 ? type : i == 2 ? down : shared, i % 3 == 2 ? FF : D, i % 3 == 2 ? D : FF,
-                              i < 3 ? EXPERTS : 1);
+        f->w[i] = make_weight(&g,
+                              i < 2    ? type
+                              : i == 2 ? down
+                                       : shared,
+                              i % 3 == 2 ? FF : D, i % 3 == 2 ? D : FF, i < 3 ? EXPERTS : 1);
     fill_normal(&g, f->x, POOL_ROWS * D, 1);
     for (int i = 0; i < POOL_ROWS * USED; i++) {
         f->ids[i] = crowd ? i % 3 == 0 ? 5 : 7 : (i / USED * 2 + i % USED * 5) % EXPERTS;
@@ -229,8 +245,8 @@ static void add_moe(list *l, uint32_t type, uint32_t down, uint32_t shared, enum
     c->act = act;
     c->width = D;
     c->limit = act == BE_ACT_Q8 ? 3e-3f : 2e-5f; /* a hidden number may round to the neighbouring int8 step */
-    snprintf(c->name, sizeof c->name, "moe %s %s %s%s %s", quant_type_name(type), quant_type_name(down), quant_type_name(shared),
-             crowd ? " crowded" : "", act == BE_ACT_Q8 ? "q8" : "float");
+    snprintf(c->name, sizeof c->name, "moe %s %s %s%s %s", quant_type_name(type), quant_type_name(down),
+             quant_type_name(shared), crowd ? " crowded" : "", act == BE_ACT_Q8 ? "q8" : "float");
 }
 
 static void run_route(backend *b, const op_case *c, const int *which, int n, float *out)
@@ -381,9 +397,29 @@ static void hc_cases(list *l)
 
 /* --- norms, KV rows --- */
 
-enum { HEADS = 10, HEAD = 512, ROPE = 64, CAP = 150, IDX_HEADS = 10, IDX = 128, TOPK = 16, WINDOW = 128, ROWS = 130, SEQS = 2 };
-static const be_dims row_dims = {.d = 256, .streams = 4, .rms_eps = 1e-6f, .heads = HEADS, .head_dim = HEAD, .rope_dim = ROPE,
-                                 .window = WINDOW, .idx_heads = IDX_HEADS, .idx_dim = IDX, .idx_topk = TOPK, .vocab = 5000};
+enum {
+    HEADS = 10,
+    HEAD = 512,
+    ROPE = 64,
+    CAP = 150,
+    IDX_HEADS = 10,
+    IDX = 128,
+    TOPK = 16,
+    WINDOW = 128,
+    ROWS = 130,
+    SEQS = 2
+};
+static const be_dims row_dims = {.d = 256,
+                                 .streams = 4,
+                                 .rms_eps = 1e-6f,
+                                 .heads = HEADS,
+                                 .head_dim = HEAD,
+                                 .rope_dim = ROPE,
+                                 .window = WINDOW,
+                                 .idx_heads = IDX_HEADS,
+                                 .idx_dim = IDX,
+                                 .idx_topk = TOPK,
+                                 .vocab = 5000};
 
 typedef struct row_fx {
     float *x, *w, *ring, *index, *q, *qi, *wi, *block;
@@ -462,8 +498,8 @@ static void run_kv(backend *b, const op_case *c, const int *which, int n, float 
     get(b, c, again, HEAD, n, out, HEAD);
 }
 
-/* mode: ratio; wide: attention rows, else index rows. Rows are put into one ring and pooled from another, which is full: a
- * row that is put may lie in the window of its neighbour. */
+/* mode: ratio; wide: attention rows, else index rows. Rows are put into one ring and pooled from another, which is
+ * full: a row that is put may lie in the window of its neighbour. */
 static void run_pool(backend *b, const op_case *c, const int *which, int n, float *out)
 {
     const row_fx *f = c->fx;
@@ -477,7 +513,8 @@ static void run_pool(backend *b, const op_case *c, const int *which, int n, floa
     b->op->comp_put(b, &r, f->mode, put_rows(b, f->x, uw, uw, which, n), put_rows(b, f->q, uw, uw, which, n),
                     put(b, f->w, (size_t)(f->mode * w)), &ring);
     b->op->gather(b, &r, &ring, put_row);
-    b->op->comp_pool(b, &r, f->mode, &full, put(b, f->w, (size_t)d), put(b, f->freq, ROPE / 2), !f->wide, f->sim, &rows);
+    b->op->comp_pool(b, &r, f->mode, &full, put(b, f->w, (size_t)d), put(b, f->freq, ROPE / 2), !f->wide, f->sim,
+                     &rows);
     sentinels(b, ring.base, (size_t)(SEQS * CAP * 2 * w), c->name);
     sentinels(b, rows.base, (size_t)(SEQS * ROWS * d), c->name);
     get(b, c, put_row, 2 * uw, n, out, 0);
@@ -486,7 +523,8 @@ static void run_pool(backend *b, const op_case *c, const int *which, int n, floa
         float *to = out + (size_t)i * c->width + 2 * uw;
         memset(to, 0, (size_t)d * 4);
         if ((p + 1) % f->mode == 0)
-            b->op->download(b, to, rows.base + (size_t)f->seq[which[i]] * rows.seq_stride + (size_t)(p / f->mode * d), (size_t)d * 4);
+            b->op->download(b, to, rows.base + (size_t)f->seq[which[i]] * rows.seq_stride + (size_t)(p / f->mode * d),
+                            (size_t)d * 4);
     }
 }
 
@@ -518,8 +556,13 @@ static void run_attend(backend *b, const op_case *c, const int *which, int n, fl
     be_store raw = {put(b, f->ring, SEQS * CAP * HEAD), HEAD, CAP, CAP * HEAD};
     be_store comp = {put(b, f->index, SEQS * ROWS * HEAD), HEAD, ROWS, ROWS * HEAD};
     float *o = room(b, (size_t)n * HEADS * HEAD);
-    be_attn a = {.q = put_rows(b, f->q, HEADS * HEAD, HEADS * HEAD, which, n), .o = o, .raw = &raw,
-                 .comp = f->mode ? &comp : NULL, .ratio = 4, .sinks = put(b, f->sinks, HEADS), .freq = put(b, f->freq, ROPE / 2),
+    be_attn a = {.q = put_rows(b, f->q, HEADS * HEAD, HEADS * HEAD, which, n),
+                 .o = o,
+                 .raw = &raw,
+                 .comp = f->mode ? &comp : NULL,
+                 .ratio = 4,
+                 .sinks = put(b, f->sinks, HEADS),
+                 .freq = put(b, f->freq, ROPE / 2),
                  .sel = f->mode == 2 ? (int32_t *)put_rows(b, (const float *)f->sel, TOPK, TOPK, which, n) : NULL};
     b->op->attend(b, &r, &a);
     get(b, c, o, HEADS * HEAD, n, out, 0);

@@ -8,7 +8,10 @@ enum { PIECE = 256 };
 int act_group(const gpu *g, uint32_t type) { return g->act == BE_ACT_FLOAT ? 0 : unit_group(type); }
 
 /* Whether kernels may read rows where they are: whole aligned groups of 8 numbers. */
-static bool readable(const float *x, int64_t ldx, int64_t n) { return n % 8 == 0 && ldx % 4 == 0 && (uintptr_t)x % 16 == 0; }
+static bool readable(const float *x, int64_t ldx, int64_t n)
+{
+    return n % 8 == 0 && ldx % 4 == 0 && (uintptr_t)x % 16 == 0;
+}
 
 int act_add(act_set *set, int group, const float *x, int64_t ldx, int64_t n, int parts)
 {
@@ -60,7 +63,8 @@ typedef struct make_args {
     int count, warps;
 } make_args;
 
-/* Reciprocal of the scale, 0 if every q is 0. Infinity and NaN give the scale NaN, so that the fault shows in the result. */
+/* Reciprocal of the scale, 0 if every q is 0. Infinity and NaN give the scale NaN, so that the fault shows in the
+ * result. */
 DEV float group_scale(uint32_t top, float *recip)
 {
     *recip = 0;

@@ -1,9 +1,9 @@
-/* attn.cu: softmax attention with a sink over the window, the compressed rows and, for the drafter, the block's own rows.
- * Keys and values are the same rows.
+/* attn.cu: softmax attention with a sink over the window, the compressed rows and, for the drafter, the block's own
+ * rows. Keys and values are the same rows.
  *
  * The rows that a token sees form one list, which depends on its position alone: window by position, compressed rows by
- * index, block. It is cut into pieces of PIECE entries; a warp handles one head of one piece, and the pieces are merged in
- * order. */
+ * index, block. It is cut into pieces of PIECE entries; a warp handles one head of one piece, and the pieces are merged
+ * in order. */
 #include "backend/cuda/row.cuh"
 
 enum { PIECE = 32, HEADS_PER_BLOCK = 4, MERGE_THREADS = 128 };
@@ -12,8 +12,8 @@ typedef struct attn_args {
     const int32_t *pos, *seq, *sel;
     const float *q, *block, *sinks, *freq;
     be_store raw, comp;
-    float *o, *part;       /* part: [BE_NARROW][heads][pieces][dim + 2]: sums, largest logit, sum of weights */
-    int row0, n;           /* rows of this launch start at row0; n of the forward */
+    float *o, *part; /* part: [BE_NARROW][heads][pieces][dim + 2]: sums, largest logit, sum of weights */
+    int row0, n;     /* rows of this launch start at row0; n of the forward */
     int ratio, heads, dim, rope, window, top, pieces;
     float scale;
 } attn_args;
@@ -50,7 +50,10 @@ DEV const float *seen_row(const attn_args &a, const sight &s, int t)
 }
 
 /* Whether entry t is really there: a selection may end early. */
-DEV bool is_seen(const sight &s, int t) { return !s.sel || t < s.ring || t >= s.ring + s.comp || s.sel[t - s.ring] >= 0; }
+DEV bool is_seen(const sight &s, int t)
+{
+    return !s.sel || t < s.ring || t >= s.ring + s.comp || s.sel[t - s.ring] >= 0;
+}
 
 /* V: float4 of a row per lane (dim = 128 V). Lane l holds float4 l, l + 32, ... */
 template <int V> DEV float row_dot(const float4 (&q)[V], const float *row, int lane)
@@ -156,10 +159,18 @@ static void launch_rows(gpu *g, const attn_args &a, int rows, int most)
 {
     dim3 grid(gpu_blocks(most, PIECE), gpu_blocks(a.heads, HEADS_PER_BLOCK), rows), block(32 * HEADS_PER_BLOCK);
     switch (a.dim / 128) {
-    case 1: GPU_LAUNCH(g, attend_piece<1>, grid, block, 0, a); break;
-    case 2: GPU_LAUNCH(g, attend_piece<2>, grid, block, 0, a); break;
-    case 3: GPU_LAUNCH(g, attend_piece<3>, grid, block, 0, a); break;
-    default: GPU_LAUNCH(g, attend_piece<4>, grid, block, 0, a); break;
+    case 1:
+        GPU_LAUNCH(g, attend_piece<1>, grid, block, 0, a);
+        break;
+    case 2:
+        GPU_LAUNCH(g, attend_piece<2>, grid, block, 0, a);
+        break;
+    case 3:
+        GPU_LAUNCH(g, attend_piece<3>, grid, block, 0, a);
+        break;
+    default:
+        GPU_LAUNCH(g, attend_piece<4>, grid, block, 0, a);
+        break;
     }
     GPU_LAUNCH(g, merge_pieces, dim3(a.heads, rows), MERGE_THREADS, 0, a);
 }

@@ -1,5 +1,5 @@
-/* bind.cu: weights from the mapped file into the device's layout. Rows travel as they are and are repacked on the device,
- * one thread for each unit of 32 elements. */
+/* bind.cu: weights from the mapped file into the device's layout. Rows travel as they are and are repacked on the
+ * device, one thread for each unit of 32 elements. */
 #include <string.h>
 
 #include "backend/cuda/unit.cuh"
@@ -111,7 +111,8 @@ DEV uint32_t k4_scale(const uint8_t *packed, int j)
 /* Q4_K: d, dmin, 12 bytes of scales, 128 of quants. Q5_K: the same with 32 bytes of high bits before the quants. */
 DEV void pack_q45_k(const raw_row &r, bool five)
 {
-    const uint8_t *b = r.p + (five ? 176 : 144) * (r.u / 8), *qh = b + 16, *q = (five ? b + 48 : b + 16) + 32 * (r.u % 8 / 2);
+    const uint8_t *b = r.p + (five ? 176 : 144) * (r.u / 8), *qh = b + 16,
+                  *q = (five ? b + 48 : b + 16) + 32 * (r.u % 8 / 2);
     uint8_t low[32], *high = r.to + r.ne0 / 2, *sc = five ? high + r.ne0 / 8 : high;
     for (int i = 0; i < 32; i++)
         low[i] = q[i] >> 4 * (r.u % 2);
@@ -151,8 +152,8 @@ DEV void pack_iq2_xxs(const raw_row &r)
         put16(r.to + r.ne0 / 4 + 2 * (r.u / 8), byte16(b));
 }
 
-static __global__ void repack(const uint8_t *raw, int64_t raw_row_bytes, uint8_t *to, int64_t to_row_bytes, uint32_t type,
-                              int ne0, int64_t rows)
+static __global__ void repack(const uint8_t *raw, int64_t raw_row_bytes, uint8_t *to, int64_t to_row_bytes,
+                              uint32_t type, int ne0, int64_t rows)
 {
     int units = ne0 / 32;
     int64_t at = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, o = at / units;
@@ -160,16 +161,35 @@ static __global__ void repack(const uint8_t *raw, int64_t raw_row_bytes, uint8_t
         return;
     raw_row r = {raw + o * raw_row_bytes, to + o * to_row_bytes, ne0, (int)(at % units)};
     switch (type) {
-    case Q_Q8_0: pack_q8_0(r); break;
-    case Q_Q4_0: pack_nibbles32(r, 2); break;
-    case Q_MXFP4: pack_nibbles32(r, 1); break;
-    case Q_Q2_K: pack_q2_k(r); break;
-    case Q_Q3_K: pack_q3_k(r); break;
-    case Q_Q4_K: pack_q45_k(r, false); break;
-    case Q_Q5_K: pack_q45_k(r, true); break;
-    case Q_Q6_K: pack_q6_k(r); break;
-    case Q_IQ2_XXS: pack_iq2_xxs(r); break;
-    default: break;
+    case Q_Q8_0:
+        pack_q8_0(r);
+        break;
+    case Q_Q4_0:
+        pack_nibbles32(r, 2);
+        break;
+    case Q_MXFP4:
+        pack_nibbles32(r, 1);
+        break;
+    case Q_Q2_K:
+        pack_q2_k(r);
+        break;
+    case Q_Q3_K:
+        pack_q3_k(r);
+        break;
+    case Q_Q4_K:
+        pack_q45_k(r, false);
+        break;
+    case Q_Q5_K:
+        pack_q45_k(r, true);
+        break;
+    case Q_Q6_K:
+        pack_q6_k(r);
+        break;
+    case Q_IQ2_XXS:
+        pack_iq2_xxs(r);
+        break;
+    default:
+        break;
     }
 }
 
@@ -209,7 +229,8 @@ static void send_packed(gpu *g, const be_weight *w, uint8_t *to, int64_t stride,
         GPU_CHECK(g, cudaMemcpyAsync(g->stage_raw[i].p, g->stage[i].p, (size_t)count * row, cudaMemcpyHostToDevice,
                                      g->stream));
         GPU_LAUNCH(g, repack, gpu_blocks(count * (w->ne0 / 32), GPU_THREADS), GPU_THREADS, 0,
-                   (const uint8_t *)g->stage_raw[i].p, (int64_t)row, to + o * stride, stride, w->type, (int)w->ne0, count);
+                   (const uint8_t *)g->stage_raw[i].p, (int64_t)row, to + o * stride, stride, w->type, (int)w->ne0,
+                   count);
         gpu_stage_give(g, i);
     }
 }
@@ -219,10 +240,11 @@ int gpu_bind(backend *b, be_weight *w, ds4_err *e)
     gpu *g = gpu_of(b);
     const quant_info *q = quant_type_info(w->type);
     if (!q || !q->is_float_like)
-        return ds4_fail(e, DS4_EMODEL, "tensor %s: type %s cannot be multiplied on the GPU", w->name, quant_type_name(w->type));
+        return ds4_fail(e, DS4_EMODEL, "tensor %s: type %s cannot be multiplied on the GPU", w->name,
+                        quant_type_name(w->type));
     if (w->ne0 <= 0 || w->ne1 <= 0 || w->ne2 <= 0 || w->ne0 % q->block || w->ne0 > 1 << 20)
-        return ds4_fail(e, DS4_EMODEL, "tensor %s: shape %lld x %lld x %lld does not fit type %s (blocks of %u)", w->name,
-                        (long long)w->ne0, (long long)w->ne1, (long long)w->ne2, q->name, q->block);
+        return ds4_fail(e, DS4_EMODEL, "tensor %s: shape %lld x %lld x %lld does not fit type %s (blocks of %u)",
+                        w->name, (long long)w->ne0, (long long)w->ne1, (long long)w->ne2, q->name, q->block);
     w->row_bytes = quant_row_bytes(w->type, (uint64_t)w->ne0);
     int64_t stride = unit_row_bytes(w->type, w->ne0), rows, bytes;
     if (__builtin_mul_overflow(w->ne1, w->ne2, &rows) || __builtin_mul_overflow(rows, stride, &bytes))

@@ -1,5 +1,5 @@
-/* compress.cu: the compressor. Rows wait in a ring by position; a compressed row is pooled from the ring when its window
- * ends. */
+/* compress.cu: the compressor. Rows wait in a ring by position; a compressed row is pooled from the ring when its
+ * window ends. */
 #include "backend/cuda/row.cuh"
 
 static __global__ void put_rows(const int32_t *pos, const int32_t *seq, int ratio, const float *kv, const float *gate,
@@ -17,8 +17,8 @@ void gpu_comp_put(backend *b, const be_rows *r, int ratio, const float *kv, cons
                   const be_store *ring)
 {
     if (r->n > 0)
-        GPU_LAUNCH(gpu_of(b), put_rows, dim3(gpu_blocks(ring->width / 2, GPU_THREADS), r->n), GPU_THREADS, 0, r->pos, r->seq,
-                   ratio, kv, gate, ape, *ring);
+        GPU_LAUNCH(gpu_of(b), put_rows, dim3(gpu_blocks(ring->width / 2, GPU_THREADS), r->n), GPU_THREADS, 0, r->pos,
+                   r->seq, ratio, kv, gate, ape, *ring);
 }
 
 typedef struct pool_args {
@@ -30,8 +30,8 @@ typedef struct pool_args {
     bool index, sim;
 } pool_args;
 
-/* Column k of window s: softmax over its rows in order of position. With overlap: lane A (first half of the columns) of the
- * previous window, then lane B of its own. */
+/* Column k of window s: softmax over its rows in order of position. With overlap: lane A (first half of the columns) of
+ * the previous window, then lane B of its own. */
 DEV float pool_column(const pool_args &a, int seq, int s, int k)
 {
     int w = a.ring.width / 2, d = a.out.width, own = s * a.ratio;

@@ -8,8 +8,8 @@ extern "C" {
 
 #include "backend/backend.h"
 
-/* Opens the first visible device. Without a device, or with a driver older than the runtime: DS4_EBACKEND and a line that
- * says which. The backend is freed by op->close. */
+/* Opens the first visible device. Without a device, or with a driver older than the runtime: DS4_EBACKEND and a line
+ * that says which. The backend is freed by op->close. */
 int cuda_open(backend **out, const backend_options *o, ds4_err *e);
 
 #ifdef __cplusplus

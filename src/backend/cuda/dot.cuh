@@ -1,14 +1,16 @@
-/* dot.cuh: one weight row against N activation rows, by one warp. Lane l takes units l, l+32, ... (of 32 elements; of 8 for
- * float types); the lanes are added in a fixed tree. N only says how many rows share a decoded unit.
+/* dot.cuh: one weight row against N activation rows, by one warp. Lane l takes units l, l+32, ... (of 32 elements; of 8
+ * for float types); the lanes are added in a fixed tree. N only says how many rows share a decoded unit.
  *
- * Kernels exist in two forms: for int8 activations, where float32 meets only weights of float types, and `exact` for float32
- * activations against every type, which is a reference and needs no speed. */
+ * Kernels exist in two forms: for int8 activations, where float32 meets only weights of float types, and `exact` for
+ * float32 activations against every type, which is a reference and needs no speed. */
 #ifndef DS4_BACKEND_CUDA_DOT_CUH
 #define DS4_BACKEND_CUDA_DOT_CUH
 
 #include "backend/cuda/act.cuh"
 
-template <int N> struct rowset { int r[N]; }; /* activation rows; one may stand twice */
+template <int N> struct rowset {
+    int r[N];
+}; /* activation rows; one may stand twice */
 
 DEV int dot16(const uint32_t *q, int4 x)
 {
@@ -42,7 +44,7 @@ template <uint32_t T, int N>
 DEV void dot_int8(const wview &w, const uint8_t *row, const aview &a, const rowset<N> &rows, int lane, float (&acc)[N])
 {
     const int units = w.ne0 / 32;
-#pragma unroll (N == 1 ? 4 : 2)
+#pragma unroll(N == 1 ? 4 : 2)
     for (int u = lane; u < units; u += 32) {
         unit k;
         open_unit<T>(row, w.ne0, u, w.grid, k);
@@ -92,7 +94,7 @@ DEV void dot_float(const wview &w, const uint8_t *row, const aview &a, const row
 #pragma unroll
     for (int i = 0; i < N; i++)
         x[i] = act_row(a, rows.r[i]);
-#pragma unroll (N == 1 ? 4 : 2)
+#pragma unroll(N == 1 ? 4 : 2)
     for (int at = 8 * lane; at < w.ne0; at += 256) {
         float v[8];
         float_weights(w, row, at, v);
@@ -104,7 +106,8 @@ DEV void dot_float(const wview &w, const uint8_t *row, const aview &a, const row
 
 /* Quantised weights against float32. */
 template <int N>
-DEV void dot_decoded(const wview &w, const uint8_t *row, const aview &a, const rowset<N> &rows, int lane, float (&acc)[N])
+DEV void dot_decoded(const wview &w, const uint8_t *row, const aview &a, const rowset<N> &rows, int lane,
+                     float (&acc)[N])
 {
 #pragma unroll 1
     for (int u = lane; u < w.ne0 / 32; u += 32) {
@@ -131,15 +134,33 @@ DEV void dot_rows(const wview &w, const uint8_t *row, const aview &a, const rows
         dot_decoded<N>(w, row, a, rows, lane, acc);
     else
         switch (w.type) {
-        case Q_Q8_0: dot_int8<Q_Q8_0, N>(w, row, a, rows, lane, acc); break;
-        case Q_Q4_0: dot_int8<Q_Q4_0, N>(w, row, a, rows, lane, acc); break;
-        case Q_MXFP4: dot_int8<Q_MXFP4, N>(w, row, a, rows, lane, acc); break;
-        case Q_Q2_K: dot_int8<Q_Q2_K, N>(w, row, a, rows, lane, acc); break;
-        case Q_Q3_K: dot_int8<Q_Q3_K, N>(w, row, a, rows, lane, acc); break;
-        case Q_Q4_K: dot_int8<Q_Q4_K, N>(w, row, a, rows, lane, acc); break;
-        case Q_Q5_K: dot_int8<Q_Q5_K, N>(w, row, a, rows, lane, acc); break;
-        case Q_Q6_K: dot_int8<Q_Q6_K, N>(w, row, a, rows, lane, acc); break;
-        default: dot_int8<Q_IQ2_XXS, N>(w, row, a, rows, lane, acc); break;
+        case Q_Q8_0:
+            dot_int8<Q_Q8_0, N>(w, row, a, rows, lane, acc);
+            break;
+        case Q_Q4_0:
+            dot_int8<Q_Q4_0, N>(w, row, a, rows, lane, acc);
+            break;
+        case Q_MXFP4:
+            dot_int8<Q_MXFP4, N>(w, row, a, rows, lane, acc);
+            break;
+        case Q_Q2_K:
+            dot_int8<Q_Q2_K, N>(w, row, a, rows, lane, acc);
+            break;
+        case Q_Q3_K:
+            dot_int8<Q_Q3_K, N>(w, row, a, rows, lane, acc);
+            break;
+        case Q_Q4_K:
+            dot_int8<Q_Q4_K, N>(w, row, a, rows, lane, acc);
+            break;
+        case Q_Q5_K:
+            dot_int8<Q_Q5_K, N>(w, row, a, rows, lane, acc);
+            break;
+        case Q_Q6_K:
+            dot_int8<Q_Q6_K, N>(w, row, a, rows, lane, acc);
+            break;
+        default:
+            dot_int8<Q_IQ2_XXS, N>(w, row, a, rows, lane, acc);
+            break;
         }
 #pragma unroll
     for (int i = 0; i < N; i++)
@@ -159,8 +180,8 @@ template <int N> DEV float lane_value(const float (&acc)[N], int lane)
     return v;
 }
 
-/* Partial sum in float64 of weight row . x for the threads `thread` of `threads`: each takes its units in ascending order.
- * x: float32 at any address. */
+/* Partial sum in float64 of weight row . x for the threads `thread` of `threads`: each takes its units in ascending
+ * order. x: float32 at any address. */
 DEV double dot_double(const wview &w, const uint8_t *row, const float *x, int thread, int threads)
 {
     double sum = 0;

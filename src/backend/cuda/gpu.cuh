@@ -1,4 +1,5 @@
-/* gpu.cuh: inside of the CUDA backend. One device, one stream; operations are launched in issue order and return at once.
+/* gpu.cuh: inside of the CUDA backend. One device, one stream; operations are launched in issue order and return at
+ * once.
  *
  * Files: open (life, errors, steps), memory (allocations, transfers, scratch), bind (weights into the device's layout),
  * unit (that layout and its decoding), num (small formats, reductions), act (quantised inputs), dot (inner products),
@@ -6,9 +7,9 @@
  * draft (pick, Markov, confidence).
  *
  * Row invariance. Every sum has one order that depends on the shape of the operation alone: a lane of a warp adds its
- * own elements in ascending order, then a fixed tree adds the lanes. A pass may serve 1, 2, 4 or 8 rows with one decoded
- * weight; the arithmetic of a row is spelled with __fmaf_rn and friends, so that no instance is contracted in another
- * way. There are no atomics on floats.
+ * own elements in ascending order, then a fixed tree adds the lanes. A pass may serve 1, 2, 4 or 8 rows with one
+ * decoded weight; the arithmetic of a row is spelled with __fmaf_rn and friends, so that no instance is contracted in
+ * another way. There are no atomics on floats.
  *
  * Capture. No operation waits for the device or reads from it. Shapes of launches depend on the number of rows, on
  * max_pos and on the model's sizes alone. Scratch grows at the first operation of a new shape, never afterwards. */
@@ -23,20 +24,20 @@ extern "C" {
 }
 
 enum {
-    GPU_MAX_ROWS = 64,   /* most rows of a forward */
+    GPU_MAX_ROWS = 64, /* most rows of a forward */
     GPU_WARP = 32,
-    GPU_THREADS = 256,   /* of a block, unless a kernel says otherwise */
+    GPU_THREADS = 256, /* of a block, unless a kernel says otherwise */
     GPU_WARPS = GPU_THREADS / GPU_WARP,
     GPU_MAX_STREAMS = 8,
-    GPU_MAX_USED = 16,   /* experts of a token */
+    GPU_MAX_USED = 16, /* experts of a token */
     GPU_MAX_EXPERTS = 1024,
-    GPU_STAGES = 2,      /* pinned staging buffers */
+    GPU_STAGES = 2, /* pinned staging buffers */
 };
 
 /* Declares `name` as the block's dynamic shared memory. */
 #ifndef GPU_DYNAMIC_SMEM
-#define GPU_DYNAMIC_SMEM(type, name)                                 \
-    extern __shared__ __align__(16) unsigned char gpu_dynamic_smem[]; \
+#define GPU_DYNAMIC_SMEM(type, name)                                                                                   \
+    extern __shared__ __align__(16) unsigned char gpu_dynamic_smem[];                                                  \
     type *name = reinterpret_cast<type *>(gpu_dynamic_smem)
 #endif
 
@@ -69,12 +70,12 @@ typedef struct gpu {
     enum be_act act;
     cudaStream_t stream;
     bool failed;
-    ds4_err error;       /* the first failure */
-    int sms;             /* multiprocessors */
-    size_t smem_limit;   /* bytes of dynamic shared memory that a block may have */
+    ds4_err error;     /* the first failure */
+    int sms;           /* multiprocessors */
+    size_t smem_limit; /* bytes of dynamic shared memory that a block may have */
     gpu_block *blocks;
     gpu_buf scratch[G_COUNT];
-    char *ring;          /* pinned: small uploads in flight */
+    char *ring; /* pinned: small uploads in flight */
     size_t ring_used;
     gpu_buf stage[GPU_STAGES];     /* pinned: large uploads in flight */
     gpu_buf stage_raw[GPU_STAGES]; /* device: raw weights waiting to be repacked */
@@ -108,18 +109,23 @@ static inline void gpu_launch(gpu *g, const char *name, const char *file, int li
     cfg.stream = g->stream;
     gpu_check(g, cudaLaunchKernelEx(&cfg, kernel, static_cast<P>(args)...), name, file, line);
 }
-#define GPU_LAUNCH(g, kernel, grid, block, smem, ...) \
+#define GPU_LAUNCH(g, kernel, grid, block, smem, ...)                                                                  \
     gpu_launch(g, #kernel, __FILE__, __LINE__, kernel, grid, block, smem, __VA_ARGS__)
 
-static inline unsigned gpu_blocks(int64_t work, int per_block) { return (unsigned)((work + per_block - 1) / per_block); }
+static inline unsigned gpu_blocks(int64_t work, int per_block)
+{
+    return (unsigned)((work + per_block - 1) / per_block);
+}
 
 /* --- memory.cu --- */
 void *gpu_alloc(gpu *g, size_t bytes); /* zeroed; NULL and a sticky error if there is none */
 void gpu_upload(gpu *g, void *dst, const void *src, size_t bytes);
 void gpu_download(gpu *g, void *dst, const void *src, size_t bytes);
-/* At least `bytes` of device scratch; NULL after a failure. Sized for max_rows by the callers, so that it stops growing. */
+/* At least `bytes` of device scratch; NULL after a failure. Sized for max_rows by the callers, so that it stops
+ * growing. */
 void *gpu_scratch_get(gpu *g, enum gpu_scratch which, size_t bytes);
-/* A pinned staging buffer of up to `bytes` (at most 64 MB; *room says how much) that no transfer uses any more, or -1. */
+/* A pinned staging buffer of up to `bytes` (at most 64 MB; *room says how much) that no transfer uses any more, or -1.
+ */
 int gpu_stage_take(gpu *g, size_t bytes, size_t *room, bool raw);
 void gpu_stage_give(gpu *g, int i); /* everything issued so far must pass before it is taken again */
 void gpu_memory_close(gpu *g);

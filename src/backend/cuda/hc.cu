@@ -44,8 +44,8 @@ static __global__ void mix_dots(wview fn, const float *streams, int outputs, dou
 
 DEV double sigmoid(double v) { return 1 / (1 + exp(-v)); }
 
-/* One step of Sinkhorn: divides lines of s numbers by (sum + eps). Thread t < s*s owns number t; `line` is the first number
- * of its line and `step` the distance inside. All threads of the block take part. */
+/* One step of Sinkhorn: divides lines of s numbers by (sum + eps). Thread t < s*s owns number t; `line` is the first
+ * number of its line and `step` the distance inside. All threads of the block take part. */
 DEV void normalise(double *m, int s, int line, int step, double eps)
 {
     int t = threadIdx.x;
@@ -175,7 +175,8 @@ void gpu_hc_head(backend *b, int n, const be_hc *hc, const float *norm, const fl
     run_mix(gpu_of(b), n, hc, a);
 }
 
-/* streams[k] = post[k] * out + sum over j of comb[j][k] * streams[j]; a thread owns one column, so it may work in place. */
+/* streams[k] = post[k] * out + sum over j of comb[j][k] * streams[j]; a thread owns one column, so it may work in
+ * place. */
 static __global__ void post_mix(const float *mix, const float *out, float *streams, int s, int d)
 {
     int r = blockIdx.y, i = (int)(blockIdx.x * blockDim.x + threadIdx.x);

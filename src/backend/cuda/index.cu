@@ -34,8 +34,8 @@ void gpu_index_query(backend *b, const be_rows *r, const float *freq, bool sim, 
     const be_dims *m = &b->dims;
     size_t smem = ((size_t)m->rope_dim + (size_t)GPU_WARPS * (size_t)m->idx_dim) * sizeof(float);
     if (r->n > 0)
-        GPU_LAUNCH(gpu_of(b), finish_queries, dim3(gpu_blocks(m->idx_heads, GPU_WARPS), r->n), GPU_THREADS, smem, r->pos, freq,
-                   sim, qi, (int)m->idx_heads, (int)m->idx_dim, (int)m->rope_dim);
+        GPU_LAUNCH(gpu_of(b), finish_queries, dim3(gpu_blocks(m->idx_heads, GPU_WARPS), r->n), GPU_THREADS, smem,
+                   r->pos, freq, sim, qi, (int)m->idx_heads, (int)m->idx_dim, (int)m->rope_dim);
 }
 
 enum { TILE = 32 /* compressed rows per block */, SELECT_THREADS = 1024 };
@@ -49,8 +49,8 @@ typedef struct score_args {
     float scale;
 } score_args;
 
-/* Block (tile, r). Thread (s, g) adds heads g, g + 8, ... of compressed row s in order; then the eight sums are added in
- * order. The keys of rows that see at most `top` rows are not needed. */
+/* Block (tile, r). Thread (s, g) adds heads g, g + 8, ... of compressed row s in order; then the eight sums are added
+ * in order. The keys of rows that see at most `top` rows are not needed. */
 static __global__ void __launch_bounds__(GPU_THREADS) score_tile(const score_args a)
 {
     GPU_DYNAMIC_SMEM(float, tile); /* [TILE][dim + 1]: the odd distance spreads the rows over the banks */
@@ -171,7 +171,16 @@ void gpu_index_select(backend *b, const be_rows *r, int ratio, const float *qi, 
         keys = (uint32_t *)gpu_scratch_get(g, G_KEY, (size_t)GPU_MAX_ROWS * (size_t)rows->cap * sizeof *keys);
         if (!keys)
             return;
-        score_args a = {r->pos, r->seq, qi, wi, *rows, keys, ratio, (int)m->idx_heads, (int)m->idx_dim, (int)m->idx_topk,
+        score_args a = {r->pos,
+                        r->seq,
+                        qi,
+                        wi,
+                        *rows,
+                        keys,
+                        ratio,
+                        (int)m->idx_heads,
+                        (int)m->idx_dim,
+                        (int)m->idx_topk,
                         (float)(1 / sqrt((double)m->idx_dim * m->idx_heads))};
         GPU_LAUNCH(g, score_tile, dim3(gpu_blocks(most, TILE), r->n), GPU_THREADS,
                    (size_t)TILE * (size_t)(m->idx_dim + 1) * sizeof(float), a);

@@ -70,7 +70,8 @@ static int run_jobs(gpu *g, int n, const be_linear *jobs, int k, bool add)
         return 0;
     for (int i = 0; i < a.k; i++) {
         const be_linear *j = &jobs[i];
-        a.job[i] = lin_job{view_of(g, j->w), set.v[input[i]], j->y, j->ldy, j->groups, (int)(j->w->ne1 / j->groups), blocks};
+        a.job[i] =
+            lin_job{view_of(g, j->w), set.v[input[i]], j->y, j->ldy, j->groups, (int)(j->w->ne1 / j->groups), blocks};
         blocks += (int)gpu_blocks(j->w->ne1, GPU_WARPS);
     }
     a.n = n;
@@ -152,15 +153,17 @@ static __global__ void confidence(wview w, wview w1, int d, const float *hidden,
         out[i] = (float)sum;
 }
 
-void gpu_confidence(backend *b, int n, const be_weight *w, const be_weight *w1, const float *hidden, const int32_t *prev,
-                    float *out)
+void gpu_confidence(backend *b, int n, const be_weight *w, const be_weight *w1, const float *hidden,
+                    const int32_t *prev, float *out)
 {
     gpu *g = gpu_of(b);
     if (!gpu_ok(g) || n <= 0)
         return;
     if (w->ne0 != b->dims.d + w1->ne0) {
-        gpu_fail(g, "confidence head of width %lld, expected %lld", (long long)w->ne0, (long long)(b->dims.d + w1->ne0));
+        gpu_fail(g, "confidence head of width %lld, expected %lld", (long long)w->ne0,
+                 (long long)(b->dims.d + w1->ne0));
         return;
     }
-    GPU_LAUNCH(g, confidence, n, GPU_THREADS, 0, view_of(g, w), view_of(g, w1), (int)b->dims.d, hidden, prev, out, g->fault);
+    GPU_LAUNCH(g, confidence, n, GPU_THREADS, 0, view_of(g, w), view_of(g, w1), (int)b->dims.d, hidden, prev, out,
+               g->fault);
 }

@@ -1,4 +1,5 @@
-/* moe.cu: routed and shared experts. Visits (row, slot) are grouped by expert, so that each distinct expert is read once.
+/* moe.cu: routed and shared experts. Visits (row, slot) are grouped by expert, so that each distinct expert is read
+ * once.
  *
  *   hidden[visit] = silu(min(gate x, clamp)) * clip(up x, clamp) * weight
  *   out[row]      = sum over slots, in order, of down hidden[row][slot], then of the shared expert
@@ -103,7 +104,8 @@ DEV moe_group group_at(const moe_args &a, int i)
 }
 
 /* One hidden number of `count` <= N visits. */
-template <int N, bool EXACT> DEV void hidden_pass(const moe_args &a, const moe_group &group, int f, float *, int at, int count)
+template <int N, bool EXACT>
+DEV void hidden_pass(const moe_args &a, const moe_group &group, int f, float *, int at, int count)
 {
     int lane = threadIdx.x % 32;
     bool shared = !group.list;
@@ -130,7 +132,8 @@ template <int N, bool EXACT> DEV void hidden_pass(const moe_args &a, const moe_g
 }
 
 /* Output o of `count` <= N visits into sums[visit], those of the shared expert behind the routed ones. */
-template <int N, bool EXACT> DEV void down_pass(const moe_args &a, const moe_group &group, int o, float *sums, int at, int count)
+template <int N, bool EXACT>
+DEV void down_pass(const moe_args &a, const moe_group &group, int o, float *sums, int at, int count)
 {
     int lane = threadIdx.x % 32;
     bool shared = !group.list;
@@ -144,17 +147,17 @@ template <int N, bool EXACT> DEV void down_pass(const moe_args &a, const moe_gro
 }
 
 /* Passes of at most MAXN visits over a group; the smallest instance that fits. Which one does not touch the bits. */
-#define MOE_PASSES(pass, group, index, sums)                                        \
-    for (int at = 0, left; at < group.total; at += MAXN) {                          \
-        left = group.total - at < MAXN ? group.total - at : MAXN;                   \
-        if (MAXN > 4 && left > 4)                                                   \
-            pass<MAXN, EXACT>(a, group, index, sums, at, left);                     \
-        else if (MAXN > 2 && left > 2)                                              \
-            pass<(MAXN < 4 ? MAXN : 4), EXACT>(a, group, index, sums, at, left);    \
-        else if (MAXN > 1 && left > 1)                                              \
-            pass<(MAXN < 2 ? MAXN : 2), EXACT>(a, group, index, sums, at, left);    \
-        else                                                                        \
-            pass<1, EXACT>(a, group, index, sums, at, left);                        \
+#define MOE_PASSES(pass, group, index, sums)                                                                           \
+    for (int at = 0, left; at < group.total; at += MAXN) {                                                             \
+        left = group.total - at < MAXN ? group.total - at : MAXN;                                                      \
+        if (MAXN > 4 && left > 4)                                                                                      \
+            pass<MAXN, EXACT>(a, group, index, sums, at, left);                                                        \
+        else if (MAXN > 2 && left > 2)                                                                                 \
+            pass<(MAXN < 4 ? MAXN : 4), EXACT>(a, group, index, sums, at, left);                                       \
+        else if (MAXN > 1 && left > 1)                                                                                 \
+            pass<(MAXN < 2 ? MAXN : 2), EXACT>(a, group, index, sums, at, left);                                       \
+        else                                                                                                           \
+            pass<1, EXACT>(a, group, index, sums, at, left);                                                           \
     }
 
 /* Block row i is group i; rows behind the shared expert have nothing to do. */
@@ -254,9 +257,10 @@ static bool fits(gpu *g, const be_moe *m, int n)
                      (long long)out[i]->ne1, s->d, s->ff);
             return false;
         }
-    if (act_group(g, m->gate->type) != act_group(g, m->up->type)
-        || act_group(g, m->sgate->type) != act_group(g, m->sup->type)) {
-        gpu_fail(g, "tensors %s and %s: gate and up must take the same form of activations", m->gate->name, m->up->name);
+    if (act_group(g, m->gate->type) != act_group(g, m->up->type) ||
+        act_group(g, m->sgate->type) != act_group(g, m->sup->type)) {
+        gpu_fail(g, "tensors %s and %s: gate and up must take the same form of activations", m->gate->name,
+                 m->up->name);
         return false;
     }
     return true;

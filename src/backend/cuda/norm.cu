@@ -1,7 +1,8 @@
 /* norm.cu: RMS norms, partial rotation, the finishing of query and KV rows, taps. */
 #include "backend/cuda/row.cuh"
 
-static __global__ void __launch_bounds__(GPU_THREADS) norm_rows(const float *x, const float *w, float *y, int dim, float eps)
+static __global__ void __launch_bounds__(GPU_THREADS)
+    norm_rows(const float *x, const float *w, float *y, int dim, float eps)
 {
     __shared__ double room[32];
     const float *from = x + (int64_t)blockIdx.x * dim;
@@ -58,8 +59,8 @@ void gpu_q_finish(backend *b, const be_rows *r, const float *freq, float *q)
 
 /* One block per row, the row in shared memory. */
 static __global__ void __launch_bounds__(GPU_THREADS)
-    finish_kv(const int32_t *pos, const int32_t *seq, const float *norm, const float *freq, bool sim, float *kv, be_store ring,
-              int dim, int rope, float eps)
+    finish_kv(const int32_t *pos, const int32_t *seq, const float *norm, const float *freq, bool sim, float *kv,
+              be_store ring, int dim, int rope, float eps)
 {
     GPU_DYNAMIC_SMEM(float, row);
     __shared__ double room[32];
@@ -86,8 +87,8 @@ void gpu_kv_finish(backend *b, const be_rows *r, const float *norm, const float 
     const be_dims *m = &b->dims;
     be_store none = {};
     if (r->n > 0)
-        GPU_LAUNCH(gpu_of(b), finish_kv, r->n, GPU_THREADS, (size_t)m->head_dim * sizeof(float), r->pos, r->seq, norm, freq,
-                   sim, kv, ring ? *ring : none, (int)m->head_dim, (int)m->rope_dim, m->rms_eps);
+        GPU_LAUNCH(gpu_of(b), finish_kv, r->n, GPU_THREADS, (size_t)m->head_dim * sizeof(float), r->pos, r->seq, norm,
+                   freq, sim, kv, ring ? *ring : none, (int)m->head_dim, (int)m->rope_dim, m->rms_eps);
 }
 
 static __global__ void tap_rows(const int32_t *pos, const int32_t *seq, const float *streams, int s, int d, int slot,
@@ -121,6 +122,6 @@ static __global__ void gather_rows(const int32_t *pos, const int32_t *seq, be_st
 void gpu_gather(backend *b, const be_rows *r, const be_store *ring, float *out)
 {
     if (r->n > 0)
-        GPU_LAUNCH(gpu_of(b), gather_rows, dim3(gpu_blocks(ring->width, GPU_THREADS), r->n), GPU_THREADS, 0, r->pos, r->seq,
-                   *ring, out);
+        GPU_LAUNCH(gpu_of(b), gather_rows, dim3(gpu_blocks(ring->width, GPU_THREADS), r->n), GPU_THREADS, 0, r->pos,
+                   r->seq, *ring, out);
 }

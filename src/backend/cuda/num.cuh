@@ -81,7 +81,10 @@ DEV uint32_t order_key(float f)
 }
 
 /* A value and its index as one number whose maximum is the largest value at the lowest index. */
-DEV unsigned long long ranked(uint32_t key, uint32_t index) { return (unsigned long long)key << 32 | (0xffffffffu - index); }
+DEV unsigned long long ranked(uint32_t key, uint32_t index)
+{
+    return (unsigned long long)key << 32 | (0xffffffffu - index);
+}
 DEV uint32_t ranked_index(unsigned long long r) { return 0xffffffffu - (uint32_t)r; }
 DEV uint32_t ranked_key(unsigned long long r) { return (uint32_t)(r >> 32); }
 
@@ -97,7 +100,8 @@ DEV float2 angle_of(int32_t pos, float freq)
 
 DEV float2 rotated(float a, float b, float cosine, float sine)
 {
-    return make_float2(__fsub_rn(__fmul_rn(a, cosine), __fmul_rn(b, sine)), __fadd_rn(__fmul_rn(a, sine), __fmul_rn(b, cosine)));
+    return make_float2(__fsub_rn(__fmul_rn(a, cosine), __fmul_rn(b, sine)),
+                       __fadd_rn(__fmul_rn(a, sine), __fmul_rn(b, cosine)));
 }
 
 /* --- reductions: every lane or thread gets the result; the order is a fixed tree --- */

@@ -93,13 +93,35 @@ static void op_step_end(backend *b) { (void)b; }
 static const backend_ops *gpu_ops(void)
 {
     static const backend_ops ops = {
-        .close = op_close, .alloc = op_alloc, .upload = op_upload, .download = op_download, .copy = op_copy,
-        .bind = gpu_bind, .sync = op_sync, .step_begin = op_step_begin, .step_end = op_step_end,
-        .embed = gpu_embed, .hc_pre = gpu_hc_pre, .hc_post = gpu_hc_post, .hc_head = gpu_hc_head,
-        .linear = gpu_linear, .norm = gpu_norm, .q_finish = gpu_q_finish, .kv_finish = gpu_kv_finish,
-        .comp_put = gpu_comp_put, .comp_pool = gpu_comp_pool, .index_query = gpu_index_query,
-        .index_select = gpu_index_select, .attend = gpu_attend, .route = gpu_route, .moe = gpu_moe, .tap = gpu_tap,
-        .gather = gpu_gather, .pick = gpu_pick, .markov = gpu_markov, .confidence = gpu_confidence,
+        .close = op_close,
+        .alloc = op_alloc,
+        .upload = op_upload,
+        .download = op_download,
+        .copy = op_copy,
+        .bind = gpu_bind,
+        .sync = op_sync,
+        .step_begin = op_step_begin,
+        .step_end = op_step_end,
+        .embed = gpu_embed,
+        .hc_pre = gpu_hc_pre,
+        .hc_post = gpu_hc_post,
+        .hc_head = gpu_hc_head,
+        .linear = gpu_linear,
+        .norm = gpu_norm,
+        .q_finish = gpu_q_finish,
+        .kv_finish = gpu_kv_finish,
+        .comp_put = gpu_comp_put,
+        .comp_pool = gpu_comp_pool,
+        .index_query = gpu_index_query,
+        .index_select = gpu_index_select,
+        .attend = gpu_attend,
+        .route = gpu_route,
+        .moe = gpu_moe,
+        .tap = gpu_tap,
+        .gather = gpu_gather,
+        .pick = gpu_pick,
+        .markov = gpu_markov,
+        .confidence = gpu_confidence,
     };
     return &ops;
 }
@@ -114,8 +136,10 @@ static int find_device(cudaDeviceProp *prop, ds4_err *e)
         return ds4_fail(e, DS4_EBACKEND, "CUDA: no NVIDIA driver is installed; use --backend cpu");
     rc = cudaGetDeviceCount(&count);
     if (rc == cudaErrorInsufficientDriver)
-        return ds4_fail(e, DS4_EBACKEND, "CUDA: the driver supports CUDA %d.%d, this program needs %d.%d: update the driver "
-                        "or use --backend cpu", driver / 1000, driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10);
+        return ds4_fail(e, DS4_EBACKEND,
+                        "CUDA: the driver supports CUDA %d.%d, this program needs %d.%d: update the driver "
+                        "or use --backend cpu",
+                        driver / 1000, driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10);
     if (rc != cudaSuccess || count == 0)
         return ds4_fail(e, DS4_EBACKEND, "CUDA: no usable device: %s; use --backend cpu",
                         rc != cudaSuccess ? cudaGetErrorString(rc) : "none is visible");
@@ -147,8 +171,8 @@ static void prepare(gpu *g, const cudaDeviceProp *prop)
     cfg.stream = g->stream;
     cudaError_t rc = cudaLaunchKernelEx(&cfg, probe, word);
     if (rc != cudaSuccess)
-        gpu_fail(g, "%s (compute capability %d.%d): %s; build with `make cuda CUDA_ARCH=sm_%d%d`", prop->name, prop->major,
-                 prop->minor, cudaGetErrorString(rc), prop->major, prop->minor);
+        gpu_fail(g, "%s (compute capability %d.%d): %s; build with `make cuda CUDA_ARCH=sm_%d%d`", prop->name,
+                 prop->major, prop->minor, cudaGetErrorString(rc), prop->major, prop->minor);
 }
 
 extern "C" int cuda_open(backend **out, const backend_options *o, ds4_err *e)

@@ -104,9 +104,9 @@ void gpu_route(backend *b, const be_rows *r, const float *x, const be_weight *ga
     double *logits = (double *)gpu_scratch_get(g, G_DOT, (size_t)GPU_MAX_ROWS * (size_t)m->experts * sizeof *logits);
     if (!logits)
         return;
-    GPU_LAUNCH(g, gate_logits, dim3(gpu_blocks(m->experts, GPU_WARPS), r->n), GPU_THREADS, 0, view_of(g, gate), x, (int)m->d,
-               logits);
-    route_args a = {logits, bias, tid2eid, r->token, ids, weights, m->route_scale, (int)m->experts, (int)m->used,
-                    (int)m->vocab, g->fault};
+    GPU_LAUNCH(g, gate_logits, dim3(gpu_blocks(m->experts, GPU_WARPS), r->n), GPU_THREADS, 0, view_of(g, gate), x,
+               (int)m->d, logits);
+    route_args a = {logits,          bias,         tid2eid,       r->token, ids, weights, m->route_scale,
+                    (int)m->experts, (int)m->used, (int)m->vocab, g->fault};
     GPU_LAUNCH(g, pick_experts, r->n, GPU_THREADS, (size_t)m->experts * sizeof(float), a);
 }

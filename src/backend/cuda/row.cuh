@@ -1,5 +1,5 @@
-/* row.cuh: work of a whole block on one row in shared memory. Each function is entered by all threads after a barrier and
- * ends with one. */
+/* row.cuh: work of a whole block on one row in shared memory. Each function is entered by all threads after a barrier
+ * and ends with one. */
 #ifndef DS4_BACKEND_CUDA_ROW_CUH
 #define DS4_BACKEND_CUDA_ROW_CUH
 

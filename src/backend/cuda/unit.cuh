@@ -47,9 +47,16 @@ BOTH bool unit_is_float(uint32_t type) { return type == Q_F32 || type == Q_F16 |
 BOTH int unit_group(uint32_t type)
 {
     switch (type) {
-    case Q_Q8_0: case Q_Q4_0: case Q_MXFP4: return 32;
-    case Q_F32: case Q_F16: case Q_BF16: return 0;
-    default: return 256;
+    case Q_Q8_0:
+    case Q_Q4_0:
+    case Q_MXFP4:
+        return 32;
+    case Q_F32:
+    case Q_F16:
+    case Q_BF16:
+        return 0;
+    default:
+        return 256;
     }
 }
 
@@ -58,18 +65,42 @@ BOTH int64_t unit_row_bytes(uint32_t type, int64_t ne0)
 {
     int64_t e = ne0, bytes = 0;
     switch (type) {
-    case Q_F32: bytes = 4 * e; break;
-    case Q_F16: case Q_BF16: bytes = 2 * e; break;
-    case Q_Q8_0: bytes = e + e / 16; break;
-    case Q_Q4_0: bytes = e / 2 + e / 16; break;
-    case Q_MXFP4: bytes = e / 2 + e / 32; break;
-    case Q_Q2_K: bytes = e / 4 + e / 16 + e / 64; break;
-    case Q_Q3_K: bytes = e / 4 + e / 8 + e / 16 + e / 128; break;
-    case Q_Q4_K: bytes = e / 2 + e / 16 + e / 64; break;
-    case Q_Q5_K: bytes = e / 2 + e / 8 + e / 16 + e / 64; break;
-    case Q_Q6_K: bytes = e / 2 + e / 4 + e / 16 + e / 128; break;
-    case Q_IQ2_XXS: bytes = e / 4 + e / 128; break;
-    default: break;
+    case Q_F32:
+        bytes = 4 * e;
+        break;
+    case Q_F16:
+    case Q_BF16:
+        bytes = 2 * e;
+        break;
+    case Q_Q8_0:
+        bytes = e + e / 16;
+        break;
+    case Q_Q4_0:
+        bytes = e / 2 + e / 16;
+        break;
+    case Q_MXFP4:
+        bytes = e / 2 + e / 32;
+        break;
+    case Q_Q2_K:
+        bytes = e / 4 + e / 16 + e / 64;
+        break;
+    case Q_Q3_K:
+        bytes = e / 4 + e / 8 + e / 16 + e / 128;
+        break;
+    case Q_Q4_K:
+        bytes = e / 2 + e / 16 + e / 64;
+        break;
+    case Q_Q5_K:
+        bytes = e / 2 + e / 8 + e / 16 + e / 64;
+        break;
+    case Q_Q6_K:
+        bytes = e / 2 + e / 4 + e / 16 + e / 128;
+        break;
+    case Q_IQ2_XXS:
+        bytes = e / 4 + e / 128;
+        break;
+    default:
+        break;
     }
     return (bytes + 31) / 32 * 32;
 }
@@ -159,7 +190,8 @@ DEV void open_q2_k(const uint8_t *row, int ne0, int u, unit &k)
     const uint8_t *sc = row + ne0 / 4, *d = sc + ne0 / 16 + 4 * (u / 8);
     load_pairs(row + 8 * u, k.q);
     uint32_t s = load16(sc + 2 * u), dd = load32(d);
-    set_scales(k, half_value((uint16_t)dd), half_value((uint16_t)(dd >> 16)), s & 15, s >> 8 & 15, s >> 4 & 15, s >> 12);
+    set_scales(k, half_value((uint16_t)dd), half_value((uint16_t)(dd >> 16)), s & 15, s >> 8 & 15, s >> 4 & 15,
+               s >> 12);
 }
 
 DEV void open_q3_k(const uint8_t *row, int ne0, int u, unit &k)
@@ -234,15 +266,24 @@ DEV void open_iq2_xxs(const uint8_t *row, int ne0, int u, const uint64_t *grid, 
 /* Unit u of a packed row. */
 template <uint32_t T> DEV void open_unit(const uint8_t *row, int ne0, int u, const uint64_t *grid, unit &k)
 {
-    if (T == Q_Q8_0) open_q8_0(row, ne0, u, k);
-    else if (T == Q_Q4_0) open_q4_0(row, ne0, u, k);
-    else if (T == Q_MXFP4) open_mxfp4(row, ne0, u, k);
-    else if (T == Q_Q2_K) open_q2_k(row, ne0, u, k);
-    else if (T == Q_Q3_K) open_q3_k(row, ne0, u, k);
-    else if (T == Q_Q4_K) open_q4_k(row, ne0, u, k);
-    else if (T == Q_Q5_K) open_q5_k(row, ne0, u, k);
-    else if (T == Q_Q6_K) open_q6_k(row, ne0, u, k);
-    else open_iq2_xxs(row, ne0, u, grid, k);
+    if (T == Q_Q8_0)
+        open_q8_0(row, ne0, u, k);
+    else if (T == Q_Q4_0)
+        open_q4_0(row, ne0, u, k);
+    else if (T == Q_MXFP4)
+        open_mxfp4(row, ne0, u, k);
+    else if (T == Q_Q2_K)
+        open_q2_k(row, ne0, u, k);
+    else if (T == Q_Q3_K)
+        open_q3_k(row, ne0, u, k);
+    else if (T == Q_Q4_K)
+        open_q4_k(row, ne0, u, k);
+    else if (T == Q_Q5_K)
+        open_q5_k(row, ne0, u, k);
+    else if (T == Q_Q6_K)
+        open_q6_k(row, ne0, u, k);
+    else
+        open_iq2_xxs(row, ne0, u, grid, k);
 }
 
 DEV float unit_value(const unit &k, int i)
@@ -256,22 +297,44 @@ DEV void unit_values(const wview &w, const uint8_t *row, int u, float *v)
 {
     unit k;
     switch (w.type) {
-    case Q_F32: case Q_F16: case Q_BF16:
+    case Q_F32:
+    case Q_F16:
+    case Q_BF16:
         for (int i = 0; i < 32; i++) {
             int at = 32 * u + i;
-            v[i] = at >= w.ne0 ? 0 : w.type == Q_F32 ? __uint_as_float(load32(row + 4 * at))
-                 : w.type == Q_F16 ? half_value(load16(row + 2 * at)) : bf16_value(load16(row + 2 * at));
+            v[i] = at >= w.ne0       ? 0
+                   : w.type == Q_F32 ? __uint_as_float(load32(row + 4 * at))
+                   : w.type == Q_F16 ? half_value(load16(row + 2 * at))
+                                     : bf16_value(load16(row + 2 * at));
         }
         return;
-    case Q_Q8_0: open_unit<Q_Q8_0>(row, w.ne0, u, w.grid, k); break;
-    case Q_Q4_0: open_unit<Q_Q4_0>(row, w.ne0, u, w.grid, k); break;
-    case Q_MXFP4: open_unit<Q_MXFP4>(row, w.ne0, u, w.grid, k); break;
-    case Q_Q2_K: open_unit<Q_Q2_K>(row, w.ne0, u, w.grid, k); break;
-    case Q_Q3_K: open_unit<Q_Q3_K>(row, w.ne0, u, w.grid, k); break;
-    case Q_Q4_K: open_unit<Q_Q4_K>(row, w.ne0, u, w.grid, k); break;
-    case Q_Q5_K: open_unit<Q_Q5_K>(row, w.ne0, u, w.grid, k); break;
-    case Q_Q6_K: open_unit<Q_Q6_K>(row, w.ne0, u, w.grid, k); break;
-    default: open_unit<Q_IQ2_XXS>(row, w.ne0, u, w.grid, k); break;
+    case Q_Q8_0:
+        open_unit<Q_Q8_0>(row, w.ne0, u, w.grid, k);
+        break;
+    case Q_Q4_0:
+        open_unit<Q_Q4_0>(row, w.ne0, u, w.grid, k);
+        break;
+    case Q_MXFP4:
+        open_unit<Q_MXFP4>(row, w.ne0, u, w.grid, k);
+        break;
+    case Q_Q2_K:
+        open_unit<Q_Q2_K>(row, w.ne0, u, w.grid, k);
+        break;
+    case Q_Q3_K:
+        open_unit<Q_Q3_K>(row, w.ne0, u, w.grid, k);
+        break;
+    case Q_Q4_K:
+        open_unit<Q_Q4_K>(row, w.ne0, u, w.grid, k);
+        break;
+    case Q_Q5_K:
+        open_unit<Q_Q5_K>(row, w.ne0, u, w.grid, k);
+        break;
+    case Q_Q6_K:
+        open_unit<Q_Q6_K>(row, w.ne0, u, w.grid, k);
+        break;
+    default:
+        open_unit<Q_IQ2_XXS>(row, w.ne0, u, w.grid, k);
+        break;
     }
 #pragma unroll
     for (int i = 0; i < 32; i++)

@@ -1,8 +1,10 @@
-/* cuda_runtime.h: stands in for NVIDIA's header so that the CUDA backend compiles as C++ and runs on the CPU, for tests of
- * its logic on machines without a GPU. A block's threads are fibers on one system thread; a barrier switches to the next.
- * Barriers that not all threads reach are reported. Device memory is ordinary memory, filled with NaN when allocated.
+/* cuda_runtime.h: stands in for NVIDIA's header so that the CUDA backend compiles as C++ and runs on the CPU, for tests
+ * of its logic on machines without a GPU. A block's threads are fibers on one system thread; a barrier switches to the
+ * next. Barriers that not all threads reach are reported. Device memory is ordinary memory, filled with NaN when
+ * allocated.
  *
- * What it cannot show: races that need true concurrency (orders are varied a little), timing, and limits of a device. */
+ * What it cannot show: races that need true concurrency (orders are varied a little), timing, and limits of a device.
+ */
 #ifndef DS4_TESTS_CUDA_EMU_RUNTIME_H
 #define DS4_TESTS_CUDA_EMU_RUNTIME_H
 
@@ -26,12 +28,24 @@ struct dim3 {
     unsigned x, y, z;
     constexpr dim3(unsigned a = 1, unsigned b = 1, unsigned c = 1) : x(a), y(b), z(c) {}
 };
-struct float2 { float x, y; };
-struct float4 { float x, y, z, w; };
-struct short2 { short x, y; };
-struct int4 { int x, y, z, w; };
-struct uint2 { unsigned x, y; };
-struct uint4 { unsigned x, y, z, w; };
+struct float2 {
+    float x, y;
+};
+struct float4 {
+    float x, y, z, w;
+};
+struct short2 {
+    short x, y;
+};
+struct int4 {
+    int x, y, z, w;
+};
+struct uint2 {
+    unsigned x, y;
+};
+struct uint4 {
+    unsigned x, y, z, w;
+};
 static inline float2 make_float2(float x, float y) { return {x, y}; }
 static inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 
@@ -68,11 +82,26 @@ static inline unsigned __ballot_sync(unsigned, bool flag)
         votes |= (unsigned)(slot[i] & 1) << i;
     return votes;
 }
-static inline int atomicAdd(int *p, int v) { int old = *p; *p += v; return old; }
+static inline int atomicAdd(int *p, int v)
+{
+    int old = *p;
+    *p += v;
+    return old;
+}
 
 /* --- arithmetic --- */
-static inline float __uint_as_float(unsigned u) { float f; memcpy(&f, &u, 4); return f; }
-static inline unsigned __float_as_uint(float f) { unsigned u; memcpy(&u, &f, 4); return u; }
+static inline float __uint_as_float(unsigned u)
+{
+    float f;
+    memcpy(&f, &u, 4);
+    return f;
+}
+static inline unsigned __float_as_uint(float f)
+{
+    unsigned u;
+    memcpy(&u, &f, 4);
+    return u;
+}
 static inline float __fmaf_rn(float a, float b, float c) { return std::fmaf(a, b, c); }
 static inline float __fmul_rn(float a, float b) { return a * b; }
 static inline float __fadd_rn(float a, float b) { return a + b; }
@@ -102,7 +131,10 @@ static inline unsigned __byte_perm(unsigned x, unsigned y, unsigned s)
 
 /* --- the runtime --- */
 enum cudaError_t {
-    cudaSuccess = 0, cudaErrorInvalidValue = 1, cudaErrorMemoryAllocation = 2, cudaErrorInsufficientDriver = 35,
+    cudaSuccess = 0,
+    cudaErrorInvalidValue = 1,
+    cudaErrorMemoryAllocation = 2,
+    cudaErrorInsufficientDriver = 35,
     cudaErrorNoDevice = 100,
 };
 enum cudaMemcpyKind { cudaMemcpyHostToDevice = 1, cudaMemcpyDeviceToHost = 2, cudaMemcpyDeviceToDevice = 3 };
@@ -157,8 +189,8 @@ static inline cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t *cfg, void
 {
     emu_call<P...> call = {kernel, std::tuple<P...>(args...)};
     unsigned threads = cfg->blockDim.x * cfg->blockDim.y * cfg->blockDim.z;
-    if (!threads || threads > 1024 || !cfg->gridDim.x || !cfg->gridDim.y || !cfg->gridDim.z || cfg->gridDim.y > 65535
-        || cfg->gridDim.z > 65535 || cfg->dynamicSmemBytes > 48 << 10)
+    if (!threads || threads > 1024 || !cfg->gridDim.x || !cfg->gridDim.y || !cfg->gridDim.z || cfg->gridDim.y > 65535 ||
+        cfg->gridDim.z > 65535 || cfg->dynamicSmemBytes > 48 << 10)
         return cudaErrorInvalidValue;
     emu_run(cfg->gridDim, cfg->blockDim, cfg->dynamicSmemBytes, emu_call<P...>::run, &call);
     return cudaSuccess;

@@ -21,9 +21,9 @@ static struct machine {
     fiber f[MOST];
     fiber host;
     int current, threads;
-    unsigned turn;                 /* varies the order of warps and lanes */
-    uint64_t slots[32][2][32];     /* per warp: two sets for exchanges */
-    unsigned exchanges[MOST];      /* begun by each thread */
+    unsigned turn;             /* varies the order of warps and lanes */
+    uint64_t slots[32][2][32]; /* per warp: two sets for exchanges */
+    unsigned exchanges[MOST];  /* begun by each thread */
     alignas(64) char smem[SMEM];
     void (*fn)(void *);
     void *ctx;
@@ -178,7 +178,10 @@ cudaError_t cudaMalloc(void **p, size_t bytes)
     return *p ? cudaSuccess : cudaErrorMemoryAllocation;
 }
 cudaError_t cudaFree(void *p) { return free(p), cudaSuccess; }
-cudaError_t cudaMallocHost(void **p, size_t bytes) { return *p = malloc(bytes), *p ? cudaSuccess : cudaErrorMemoryAllocation; }
+cudaError_t cudaMallocHost(void **p, size_t bytes)
+{
+    return *p = malloc(bytes), *p ? cudaSuccess : cudaErrorMemoryAllocation;
+}
 cudaError_t cudaFreeHost(void *p) { return free(p), cudaSuccess; }
 cudaError_t cudaMemsetAsync(void *p, int v, size_t bytes, cudaStream_t) { return memset(p, v, bytes), cudaSuccess; }
 cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t bytes, cudaMemcpyKind, cudaStream_t)
@@ -192,10 +195,16 @@ cudaError_t cudaMemcpy2DAsync(void *dst, size_t dpitch, const void *src, size_t 
         memcpy(static_cast<char *>(dst) + i * dpitch, static_cast<const char *>(src) + i * spitch, width);
     return cudaSuccess;
 }
-cudaError_t cudaStreamCreateWithFlags(cudaStream_t *s, unsigned) { return *s = reinterpret_cast<cudaStream_t>(1), cudaSuccess; }
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t *s, unsigned)
+{
+    return *s = reinterpret_cast<cudaStream_t>(1), cudaSuccess;
+}
 cudaError_t cudaStreamDestroy(cudaStream_t) { return cudaSuccess; }
 cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
-cudaError_t cudaEventCreateWithFlags(cudaEvent_t *e, unsigned) { return *e = reinterpret_cast<cudaEvent_t>(1), cudaSuccess; }
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t *e, unsigned)
+{
+    return *e = reinterpret_cast<cudaEvent_t>(1), cudaSuccess;
+}
 cudaError_t cudaEventDestroy(cudaEvent_t) { return cudaSuccess; }
 cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t) { return cudaSuccess; }
 cudaError_t cudaEventSynchronize(cudaEvent_t) { return cudaSuccess; }
