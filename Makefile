@@ -115,6 +115,7 @@ $(eval $(call program_rules,ds4-quantize,quantize))
 MINI = mini/ds4-mini.gguf
 MINI_DRAFTER = mini/ds4-mini-dspark.gguf
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
+SUBMAKE = $(MAKE) --no-print-directory -s $(if $(findstring -j,$(MAKEFLAGS)),,-j$(JOBS))
 SCRIPTS = tests/rules.sh $(wildcard tests/t_*.sh) tests/dspark_acceptance_fixture.sh
 test_rooms = $(foreach r,$(ROOMS),$(if $(wildcard tests/$r/t_*.c),$r))
 all_tests = $(foreach r,$(test_rooms),$(tests_$r))
@@ -131,14 +132,14 @@ setup:
 #: make demo               set up, build, and let the small model answer, drafted by DSpark
 demo:
 	@tools/setup.sh build
-	@$(MAKE) --no-print-directory -s -j$(JOBS) ds4
+	+@$(SUBMAKE) ds4
 	./ds4 -m $(MINI) --mtp $(MINI_DRAFTER) --temp 0 --nothink --dspark --dspark-confidence 0.7 --stats \
 	    --tokens 160 -p "Write a Python function that reverses a string."
 
 #: make test               set up, build, every test; closes with `N passed, N failed`
 test:
 	@tools/setup.sh test
-	@$(MAKE) --no-print-directory -s -j$(JOBS) all test-bins
+	+@$(SUBMAKE) all test-bins
 	@BUILD=$(BUILD) tests/run.sh $(SCRIPTS) $(all_tests)
 test-bins: $(all_tests)
 
@@ -146,13 +147,12 @@ test-bins: $(all_tests)
 #:                         $(ROOMS)
 #: make sanitize           the tests under AddressSanitizer and UBSan, those with threads also under ThreadSanitizer
 SAN = -O1 -fno-omit-frame-pointer -fno-sanitize-recover=all -Wno-maybe-uninitialized
-TSAN_ROOMS = $(filter base backend spec engine,$(test_rooms))
 sanitize:
 	@tools/setup.sh test
-	@$(MAKE) --no-print-directory -s -j$(JOBS) BUILD=$(BUILD)/asan OPT="$(SAN) -fsanitize=address,undefined" \
-	    test_scripts=tests/t_cli.sh run-tests
-	@$(MAKE) --no-print-directory -s -j$(JOBS) BUILD=$(BUILD)/tsan OPT="$(SAN) -fsanitize=thread" \
-	    test_rooms="$(TSAN_ROOMS)" run-tests
+	+@$(SUBMAKE) BUILD=$(BUILD)/asan OPT="$(SAN) -fsanitize=address,undefined" test_scripts=tests/t_cli.sh run-tests
+	+@DS4_DSPARK_FIXTURE_TOKENS=8 DS4_DSPARK_FIXTURE_EXTRA="--threads 3" \
+	    $(SUBMAKE) BUILD=$(BUILD)/tsan OPT="$(SAN) -fsanitize=thread" test_rooms="base backend" \
+	    test_scripts=tests/dspark_acceptance_fixture.sh run-tests
 run-tests: $(all_tests) $(BUILD)/bin/ds4
 	@DS4_BIN=$(BUILD)/bin/ds4 tests/run.sh $(test_scripts) $(all_tests)
 

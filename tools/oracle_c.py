@@ -3,7 +3,7 @@
 
 usage: oracle_c.py GOLDEN_DIR OUT_DIR [--check]
 
-GOLDEN_DIR holds config.json and tensors.json; OUT_DIR gets trunk.gguf and drafter.gguf (about 2.3 GB: matrices Q8_0,
+GOLDEN_DIR holds config.json and tensors.json; OUT_DIR gets trunk.gguf and drafter.gguf (about 1.6 GB: matrices Q8_0,
 small ones F16, experts MXFP4, all exact). --check only compares the first values and the sum of every tensor with
 tensors.json."""
 import json

@@ -40,7 +40,8 @@ typedef struct be_weight {
     size_t row_bytes; /* of one output row in the file's layout */
 } be_weight;
 
-/* The rows of a forward. */
+/* The rows of a forward. No (seq, pos) stands twice in one launch. A drafter block is of one
+ * sequence with its smallest position in row 0. */
 typedef struct be_rows {
     int n;
     int max_pos;          /* host copy: largest position among the rows (for launch shapes only) */

@@ -27,8 +27,12 @@ void sched_init(sched *s, int most)
 
 void sched_set_costs(sched *s, const sched_costs *c)
 {
+    sched_costs sane = *c;
+    /* fewer rows never cost more: a larger time of the smaller forward was a disturbance */
+    for (int n = s->most; n >= 1; n--)
+        sane.t[n] = sane.t[n] > sane.t[n + 1] ? sane.t[n + 1] : sane.t[n];
     for (int b = 0; b < SCHED_BUCKETS; b++)
-        s->cost[b] = *c;
+        s->cost[b] = sane;
 }
 
 void sched_set_mode(sched *s, enum sched_mode mode, float threshold)
@@ -120,21 +124,25 @@ int sched_choose(const sched *s, int pos, const proposal *p)
     return k;
 }
 
-static void blend(double *v, double x) { *v += refresh * (x - *v); }
+/* A single slow measurement (another process had the machine) counts at most double. */
+static void blend(double *v, double x)
+{
+    *v += refresh * ((x < 2 * *v ? x : 2 * *v) - *v);
+}
 
 void sched_note(sched *s, int pos, bool proposed, bool gated, double propose_s, int rows, double forward_s, int tokens)
 {
     sched_costs *c = &s->cost[bucket(pos)];
-    if (!c->known)
+    s->proposals += proposed;
+    if (!c->known || rows < 1 || rows >= SCHED_ROWS)
         return;
-    if (rows < SCHED_ROWS && rows >= 1)
-        blend(&c->t[rows], forward_s);
+    blend(&c->t[rows], forward_s);
     if (!proposed)
         return;
     if (!gated)
         blend(&c->p, propose_s);
-    s->proposals++;
-    double gain = tokens - (propose_s + forward_s) / c->t[1];
+    /* judged by the averages, not by this cycle's clock: acceptance is what a cycle tells, a disturbance is not */
+    double gain = tokens - ((gated ? propose_s : c->p) + c->t[rows]) / c->t[1];
     s->gain += gain_weight * (gain - s->gain);
     if (s->mode != SCHED_AUTO)
         return;

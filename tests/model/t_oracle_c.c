@@ -1,5 +1,5 @@
 /* The real layer shapes (oracle_c: hidden 4096, 64 heads of 512, 8 output groups) against golden data. Slow: it
- * makes 2.3 GB of weights from a hash and runs a few trillion operations; only with DS4_TEST_SLOW=1. DS4_TEST_ORACLE_C
+ * makes 1.6 GB of weights from a hash and runs a few trillion operations; only with DS4_TEST_SLOW=1. DS4_TEST_ORACLE_C
  * names a folder with ready files. */
 #include <math.h>
 #include <stdio.h>
