@@ -187,8 +187,15 @@ test-gpu:
 test-gpu-bins:
 	@$(MAKE) --no-print-directory $(CUDA_BUILD) gpu-tests
 test-emu:
-	@DS4_TEST_EMU=1 $(MAKE) --no-print-directory BUILD=$(BUILD)/emu CUDA=emu run-gpu-tests
-.PHONY: gpu-tests run-gpu-tests
+	@DS4_TEST_EMU=1 $(MAKE) --no-print-directory BUILD=$(BUILD)/emu CUDA=emu run-emu-tests
+#: make gpu-bundle         the tests in one folder that runs on another machine: BUILD/cuda-ARCH/gpu-tests/run.sh
+gpu-bundle:
+	@$(MAKE) --no-print-directory $(CUDA_BUILD) pack-gpu-tests
+pack-gpu-tests: gpu-tests $(BUILD)/tests/cuda/bench_ops
+	@tests/cuda/bundle.sh $(BUILD)/gpu-tests $(GPU_TESTS) $(BUILD)/tests/cuda/bench_ops
+run-emu-tests: $(filter $(BUILD)/tests/cuda/%,$(GPU_TESTS))
+	@DS4_TEST_BACKEND=cuda tests/run.sh $^
+.PHONY: gpu-tests run-gpu-tests gpu-bundle pack-gpu-tests run-emu-tests
 gpu-tests: $(GPU_TESTS)
 run-gpu-tests: gpu-tests
 	@DS4_TEST_BACKEND=cuda tests/run.sh $(GPU_TESTS)
