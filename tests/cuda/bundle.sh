@@ -1,5 +1,5 @@
 #!/bin/bash
-# Packs GPU tests and the libraries that they need beside libc, for a machine with a GPU but without this one's libraries:
+# Packs GPU tests and the libraries that they need beside libc, for a machine with a GPU but without these libraries:
 #
 #   tests/cuda/bundle.sh DIR PROGRAM...      then, there: DIR/run.sh
 set -e

@@ -175,6 +175,15 @@ static void launch_rows(gpu *g, const attn_args &a, int rows, int most)
     GPU_LAUNCH(g, merge_pieces, dim3(a.heads, rows), MERGE_THREADS, 0, a);
 }
 
+/* Entries that the scratch has room for: doubling, so that it grows a few times in a long context and then no more. */
+static int room_for(int entries)
+{
+    int room = 1024;
+    while (room < entries)
+        room *= 2;
+    return room;
+}
+
 void gpu_attend(backend *b, const be_rows *r, const be_attn *attn)
 {
     gpu *g = gpu_of(b);
@@ -186,9 +195,9 @@ void gpu_attend(backend *b, const be_rows *r, const be_attn *attn)
         return;
     }
     be_store none = {};
-    int own = attn->block ? GPU_MAX_ROWS : 0, visible = attn->comp ? (r->max_pos + 1) / attn->ratio : 0;
-    int comp = attn->comp && attn->sel ? m->idx_topk : attn->comp ? attn->comp->cap : 0;
-    int most = m->window + (visible < comp ? visible : comp) + (attn->block ? r->n : 0);
+    int visible = !attn->comp ? 0 : (r->max_pos + 1) / attn->ratio, own = attn->block ? r->n : 0;
+    visible = attn->sel && visible > m->idx_topk ? m->idx_topk : visible;
+    int most = m->window + visible + own;
     attn_args a = {};
     a.pos = r->pos, a.seq = r->seq, a.sel = attn->comp ? attn->sel : NULL;
     a.q = attn->q, a.block = attn->block, a.sinks = attn->sinks, a.freq = attn->freq;
@@ -196,7 +205,7 @@ void gpu_attend(backend *b, const be_rows *r, const be_attn *attn)
     a.o = attn->o;
     a.n = r->n, a.ratio = attn->ratio, a.heads = m->heads, a.dim = m->head_dim, a.rope = m->rope_dim;
     a.window = m->window, a.top = m->idx_topk;
-    a.pieces = (int)gpu_blocks(m->window + comp + own, PIECE);
+    a.pieces = (int)gpu_blocks(room_for(most), PIECE);
     a.scale = (float)(1 / sqrt((double)m->head_dim));
     size_t floats = (size_t)BE_NARROW * (size_t)m->heads * (size_t)a.pieces * (size_t)(m->head_dim + 4);
     a.part = (float *)gpu_scratch_get(g, G_PART, floats * sizeof(float));
