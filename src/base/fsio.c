@@ -25,23 +25,59 @@ static char *resolve(const char *path, struct stat *st, int *exists)
     return *exists ? realpath(path, NULL) : strdup(path);
 }
 
-/* Creates a file beside w->path under a name that is not in use. */
+/* The n-th name beside w->path that is tried for the new file. */
+static void name_temp(fsio_writer *w, size_t room, int n)
+{
+    unsigned long tick = (unsigned long)(clock_now() * 1e6) + (unsigned)n;
+    snprintf(w->temp, room, "%s.%lx.%lx.tmp", w->path, (unsigned long)getpid(), tick & 0xffffffffu);
+}
+
+static size_t temp_room(const fsio_writer *w) { return strlen(w->path) + 48; }
+
+/* A file without a name in the folder of w->path: whatever ends this program, nothing is left behind. Not every file
+ * system has such files, and giving it a name at the end needs /proc. */
+static bool create_nameless(fsio_writer *w, mode_t mode)
+{
+    char *copy = strdup(w->path);
+    if (copy && !access("/proc/self/fd", X_OK))
+        w->fd = open(dirname(copy), O_TMPFILE | O_WRONLY | O_CLOEXEC, mode);
+    free(copy);
+    return w->fd >= 0;
+}
+
+/* Creates a file beside w->path, without a name where that is possible, else under one that is not in use. */
 static int create_temp(fsio_writer *w, mode_t mode, ds4_err *e)
 {
-    size_t room = strlen(w->path) + 48;
-    w->temp = malloc(room);
+    w->temp = malloc(temp_room(w));
     if (!w->temp)
         return ds4_fail(e, DS4_ENOMEM, "%s: no memory for a file name", w->path);
-    for (int i = 0; i < 100; i++) {
-        unsigned long tick = (unsigned long)(clock_now() * 1e6) + (unsigned)i;
-        snprintf(w->temp, room, "%s.%lx.%lx.tmp", w->path, (unsigned long)getpid(), tick & 0xffffffffu);
+    w->nameless = create_nameless(w, mode);
+    for (int i = 0; i < 100 && w->fd < 0; i++) {
+        name_temp(w, temp_room(w), i);
         w->fd = open(w->temp, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, mode);
-        if (w->fd >= 0)
+        if (w->fd < 0 && errno != EEXIST)
+            break;
+    }
+    return w->fd >= 0 ? 0 : fail_errno(e, w->path, "create a file in its folder");
+}
+
+/* Gives a nameless file a name. */
+static int link_temp(fsio_writer *w, ds4_err *e)
+{
+    char self[40];
+    if (!w->nameless)
+        return 0;
+    snprintf(self, sizeof self, "/proc/self/fd/%d", w->fd);
+    for (int i = 0; i < 100; i++) {
+        name_temp(w, temp_room(w), i);
+        if (!linkat(AT_FDCWD, self, AT_FDCWD, w->temp, AT_SYMLINK_FOLLOW)) {
+            w->nameless = false;
             return 0;
+        }
         if (errno != EEXIST)
             break;
     }
-    return fail_errno(e, w->temp, "create");
+    return fail_errno(e, w->path, "name the new file");
 }
 
 static void release(fsio_writer *w)
@@ -56,6 +92,8 @@ int fsio_begin(fsio_writer *w, const char *path, ds4_err *e)
     struct stat st;
     int exists;
     *w = (fsio_writer){.fd = -1};
+    if (!*path)
+        return ds4_fail(e, DS4_EARG, "the name of the file to write is empty");
     w->path = resolve(path, &st, &exists);
     if (!w->path)
         return fail_errno(e, path, "resolve the name");
@@ -90,6 +128,12 @@ int fsio_put(fsio_writer *w, const void *data, size_t n, ds4_err *e)
     return w->rc;
 }
 
+static void remove_temp(const fsio_writer *w)
+{
+    if (!w->nameless)
+        unlink(w->temp);
+}
+
 /* Makes the rename itself durable. Some file systems cannot sync a folder; the data is safe all the same. */
 static void sync_folder(char *path)
 {
@@ -105,6 +149,8 @@ int fsio_commit(fsio_writer *w, ds4_err *e)
     int rc = w->rc;
     if (!rc && fsync(w->fd))
         rc = fail_errno(e, w->path, "write to disk");
+    if (!rc)
+        rc = link_temp(w, e);
     int fd = w->fd;
     w->fd = -1;
     if (close(fd) && !rc)
@@ -112,7 +158,7 @@ int fsio_commit(fsio_writer *w, ds4_err *e)
     if (!rc && rename(w->temp, w->path))
         rc = fail_errno(e, w->path, "replace");
     if (rc) {
-        unlink(w->temp);
+        remove_temp(w);
     } else {
         sync_folder(w->path);
     }
@@ -124,7 +170,7 @@ void fsio_abort(fsio_writer *w)
 {
     if (w->fd >= 0) {
         close(w->fd);
-        unlink(w->temp);
+        remove_temp(w);
     }
     release(w);
 }

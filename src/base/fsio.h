@@ -2,16 +2,19 @@
 #ifndef DS4_BASE_FSIO_H
 #define DS4_BASE_FSIO_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
 #include "base/err.h"
 
-/* Atomic writing: begin makes a temporary file in the folder of `path`, put appends, commit syncs and renames it over
- * `path`. Until commit succeeds an existing file is untouched. A symbolic link is followed; anything but a regular file
+/* Atomic writing: begin makes a temporary file in the folder of `path` (without a name where the file system can, so
+ * that a killed program leaves nothing), put appends, commit syncs and renames it over `path`. Until commit succeeds an
+ * existing file is untouched. A symbolic link is followed; anything but a regular file
  * is refused. The new file gets the permissions of the old one, or those of the umask. */
 typedef struct fsio_writer {
     int fd;
+    bool nameless;     /* the new file has no name yet */
     char *path, *temp; /* owned */
     uint64_t bytes;    /* written so far */
     int rc;            /* first failure; sticky */

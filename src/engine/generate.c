@@ -24,7 +24,7 @@ typedef struct run {
 static int measure(run *g, ds4_error *err)
 {
     ds4_engine *e = g->s->e;
-    if (e->measured || g->stopped || e->sched.mode != SCHED_AUTO)
+    if (e->measured || g->stopped || e->sched.mode != SCHED_AUTO || g->r->tokens >= g->o->max_tokens)
         return 0;
     const ds4_stats before = e->stats;
     int rc = cycle_measure(&e->c, &g->s->s, err);
@@ -82,6 +82,15 @@ static bool emit(run *g, int32_t token, const float *logits)
 
 static bool is_eos(const run *g, int32_t token) { return token == g->c->eos; }
 
+/* Takes back what follows position pos - 1, whose logits are row `row` of the cycle's forward and stay valid. */
+static int stop_before(session *s, int pos, int row, ds4_error *err)
+{
+    int rc = session_rewind(s, pos, err);
+    if (!rc)
+        s->logits_row = row;
+    return rc;
+}
+
 /* Emits what a cycle produced. If the caller stops at token i, the timeline goes back to where plain decoding would
  * have stopped: that token chosen, not evaluated. */
 static int emit_all(run *g, const int32_t *out, int n, int base, ds4_error *err)
@@ -95,7 +104,7 @@ static int emit_all(run *g, const int32_t *out, int n, int base, ds4_error *err)
         }
         if (!emit(g, out[i], g->c->logits + (size_t)i * vocab)) {
             g->stopped = true;
-            return session_rewind(&g->s->s, base + 1 + i, err);
+            return stop_before(&g->s->s, base + 1 + i, i, err);
         }
     }
     return 0;

@@ -260,7 +260,7 @@ static void caller_stops_inside_a_block(void **u)
     ds4_error e = {0};
     check(ds4_session_open(&s, eng, &e), &e);
     for (int at = 0; at < 14; at++) {
-        uint64_t h[2];
+        uint64_t h[2], logits[2];
         int pos[2];
         stopper st[2];
         for (int k = 0; k < 2; k++) {
@@ -277,14 +277,43 @@ static void caller_stops_inside_a_block(void **u)
             check(ds4_generate(s, &o, &r, &e), &e);
             assert_int_equal(r.finish, DS4_FINISH_CALLER);
             check(ds4_session_hash(s, &h[k], &e), &e);
+            logits[k] = r.logits_hash;
             pos[k] = ds4_session_pos(s);
             bpe_ids_free(&ids);
         }
         assert_int_equal(pos[0], pos[1]);
         assert_true(h[0] == h[1]);
+        assert_true(logits[0] && logits[0] == logits[1]);
     }
     ds4_session_close(s);
     ds4_engine_close(eng);
+}
+
+/* The last logits are reported for every length of answer and every way of drafting; the first automatic run measures
+ * the machine, which must not show. */
+static void last_logits_are_always_known(void **u)
+{
+    (void)u;
+    static const enum ds4_drafting how[] = {DS4_DRAFT_OFF, DS4_DRAFT_AUTO, DS4_DRAFT_FIXED};
+    for (int n = 1; n <= 3; n++) {
+        ds4_engine *eng = open_engine(DS4_ACT_Q8, true);
+        ds4_session *s;
+        ds4_error e = {0};
+        uint64_t h[3];
+        check(ds4_session_open(&s, eng, &e), &e);
+        for (int k = 0; k < 3; k++) {
+            text t;
+            ds4_generate_options o = ds4_generate_defaults();
+            o.temp = 0;
+            o.max_tokens = n;
+            o.drafting = how[k];
+            h[k] = answer(eng, s, "Write a Python function that reverses a string.", o, &t).logits_hash;
+            assert_int_equal(t.n, n);
+        }
+        assert_true(h[0] && h[0] == h[1] && h[0] == h[2]);
+        ds4_session_close(s);
+        ds4_engine_close(eng);
+    }
 }
 
 /* Asking for drafting without a usable drafter is an error, never silent plain decoding. */
@@ -315,6 +344,7 @@ int main(void)
         cmocka_unit_test(drafts_are_accepted),
         cmocka_unit_test(q8_near_float),
         cmocka_unit_test(caller_stops_inside_a_block),
+        cmocka_unit_test(last_logits_are_always_known),
         cmocka_unit_test(missing_drafter_is_an_error),
     };
     return cmocka_run_group_tests_name("mini", tests, NULL, NULL);
