@@ -1,6 +1,8 @@
 # ds4: two commands matter: `make demo` and `make test`. `make help` lists the rest.
 BUILD ?= build
-CC ?= gcc
+ifeq ($(origin CC),default)
+CC = gcc
+endif
 OPT ?= -O2
 WARN = -Wall -Wextra -Werror
 CFLAGS += -std=gnu11 $(OPT) -g $(WARN) -ffp-contract=off -fno-math-errno -Iinclude -Isrc -MMD -MP
@@ -116,6 +118,7 @@ MINI = mini/ds4-mini.gguf
 MINI_DRAFTER = mini/ds4-mini-dspark.gguf
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 SUBMAKE = $(MAKE) --no-print-directory -s $(if $(findstring -j,$(MAKEFLAGS)),,-j$(JOBS))
+say_build = $(SUBMAKE) -q $1 2>/dev/null || echo "building into $(BUILD)/, a minute or so" >&2
 SCRIPTS = tests/rules.sh $(wildcard tests/t_*.sh) tests/dspark_acceptance_fixture.sh
 test_rooms = $(foreach r,$(ROOMS),$(if $(wildcard tests/$r/t_*.c),$r))
 all_tests = $(foreach r,$(test_rooms),$(tests_$r))
@@ -124,7 +127,7 @@ all_tests = $(foreach r,$(test_rooms),$(tests_$r))
 help:
 	@sed -n 's/^#: //p' Makefile | sed 's/$$(ROOMS)/$(ROOMS)/'
 
-#: make                    build ds4 and ds4-quantize
+#: make                    build ds4 and ds4-quantize, nothing else (`make setup` first on a new machine)
 #: make setup              install what is missing for building (Debian, Ubuntu); demo and test do it themselves
 setup:
 	@tools/setup.sh build
@@ -132,13 +135,15 @@ setup:
 #: make demo               set up, build, and let the small model answer, drafted by DSpark
 demo:
 	@tools/setup.sh build
-	+@$(SUBMAKE) ds4
+	+@$(call say_build,all)
+	+@$(SUBMAKE) all
 	./ds4 -m $(MINI) --mtp $(MINI_DRAFTER) --temp 0 --nothink --dspark --dspark-confidence 0.7 --stats \
 	    --tokens 160 -p "Write a Python function that reverses a string."
 
 #: make test               set up, build, every test; closes with `N passed, N failed`
 test:
 	@tools/setup.sh test
+	+@$(call say_build,all test-bins)
 	+@$(SUBMAKE) all test-bins
 	@BUILD=$(BUILD) tests/run.sh $(SCRIPTS) $(all_tests)
 test-bins: $(all_tests)

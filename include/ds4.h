@@ -109,13 +109,14 @@ int ds4_session_load(ds4_session *s, const char *path, ds4_error *err);
 int ds4_session_hash(const ds4_session *s, uint64_t *out, ds4_error *err);
 /* Copies the logits of the last committed position to out[vocab]. DS4_ESTATE if they are not available. */
 int ds4_session_logits(ds4_session *s, float *out, ds4_error *err);
-/* Feeds tokens one chunk at a time from an empty session and hands the logits of every position to `row`. For
- * evaluation. */
+/* Feeds tokens one chunk at a time from an empty session and hands the logits of every position to `row`, which returns
+ * false to cancel (DS4_ECANCEL; the session stays at that chunk's end). For evaluation. */
 int ds4_session_score(ds4_session *s, const int32_t *tokens, int n,
-                      void (*row)(void *ctx, int pos, const float *logits), void *ctx, ds4_error *err);
+                      bool (*row)(void *ctx, int pos, const float *logits), void *ctx, ds4_error *err);
 
 typedef struct ds4_generate_options {
-    float temp, top_p, min_p;
+    float temp; /* below 1e-5: 0, the likeliest token */
+    float top_p, min_p;
     int top_k;
     uint64_t seed;
     int max_tokens; /* at least 1 */

@@ -1,7 +1,7 @@
 #!/bin/bash
 # DSpark acceptance: five prompts, each plain and drafted; the text must be the same byte for byte.
 #
-# Prints metadata lines (#), a header, and one tab-separated row per case. Exit status 1 if a text differs, a run
+# Prints metadata lines (#), a header, one tab-separated row per case, and `# identical: N of N`. Exit status 1 if a text differs, a run
 # fails, the statistics are missing or contradict themselves, drafts are missing where they were expected, or a file is
 # missing.
 #
@@ -33,7 +33,7 @@ identical=${DS4_DSPARK_FIXTURE_REQUIRE_IDENTICAL:-1}
 partial_wanted=${DS4_DSPARK_FIXTURE_REQUIRE_PARTIAL:-0}
 least=${DS4_DSPARK_FIXTURE_C_ADD_MIN_ACCEPTED:-8}
 proposers=${DS4_DSPARK_FIXTURE_PROPOSERS:-}
-failures=0 partials=0
+failures=0 partials=0 rows=0 same=0
 
 note() {
     echo "FAILED: $*" >&2
@@ -104,6 +104,7 @@ row() { # row ID COMMAND...: compares with plain.out and prints the row
     shift
     DS4_DSPARK_STATS=1 run other "$@"
     cmp -s "$dir/plain.out" "$dir/other.out" && match=1
+    rows=$((rows + 1)) same=$((same + match))
     stats=$(sed -n 's/^ds4: DSpark stats //p' "$dir/other.err" | tail -n 1)
     printf '%s\toutput_match=%s\tbaseline_tps=%s\tdspark_tps=%s\t%s\n' \
         "$id" "$match" "$(speed "$dir/plain.err")" "$(speed "$dir/other.err")" "$stats"
@@ -124,7 +125,7 @@ case_rows() { # case_rows ID PROMPT
 }
 
 commit=$(git rev-parse --short HEAD 2>/dev/null || echo unknown)
-[ -z "$(git status --porcelain 2>/dev/null | head -n 1)" ] || commit="$commit-dirty"
+[ -z "$(git status --porcelain -uno 2>/dev/null | head -n 1)" ] || commit="$commit-dirty"
 echo "# commit: $commit"
 echo "# system: $(uname -srm), $(getconf _NPROCESSORS_ONLN) processors"
 echo "# model: $model ($(size "$model") bytes), support: $support ($(size "$support") bytes)"
@@ -137,5 +138,6 @@ case_rows redis 'Explain Redis in one sentence.'
 case_rows math 'What is 17 times 23?'
 case_rows python_reverse 'Write a Python function that reverses a string.'
 case_rows c_add 'Complete this C function: int add(int a, int b) {'
+echo "# identical: $same of $rows"
 [ "$partial_wanted" = 1 ] && [ "$partials" -eq 0 ] && note "no case with a partly accepted draft"
 [ "$failures" -eq 0 ]

@@ -37,6 +37,12 @@ says "a missing value says what was expected" 2 '^ds4: -p needs a value: --promp
 says "a wrong number says what was expected" 2 "--tokens is 'x', expected a whole number from 1" -n x
 says "a number out of range is refused" 2 "--min-p is '1.5', expected a number from 0 to 1" --min-p=1.5
 says "a wrong word lists the right ones" 2 "--act is 'q9', expected one of q8\|float" --act q9
+says "a nucleus of nothing is refused" 2 '--top-p is 0, expected above 0' -m x -p hello --top-p 0
+for o in --save --dump-logits --dump-logprobs; do
+    says "$o does not replace the model" 2 "$o would replace .*, the file of --model" \
+        -m README.md -p hello $o ./README.md
+done
+says "two outputs in one file are refused" 2 'name the same file' -m x -p hello --save "$dir/s" --dump-logprobs "$dir/s"
 says "an argument that is no option is named" 2 "unexpected argument 'hello'" hello
 says "a flag takes no value" 2 "--stats takes no value" --stats=1
 says "without a model it says what to give" 2 'no model: give -m FILE' -p hello
@@ -168,6 +174,38 @@ grep -qE "$row" "$dir/out" &&
     grep -q '^mtp/dspark tensors: main_proj=yes main_norm=yes markov=yes confidence=yes final_head=yes$' "$dir/out" &&
     ok "--inspect describes the drafter" ||
     bad "--inspect describes the drafter" "$(cat "$dir/err")" "$(tail -n 3 "$dir/out")"
+
+# Outputs and Ctrl-C.
+says "a snapshot that cannot be written shows before the answer" 1 'nowhere/s: cannot create' \
+    -m "$model" -p Hello -n 4 --save /nowhere/s
+[ ! -s "$dir/out" ] || bad "nothing is answered then"
+"$ds4" -m "$model" -p Hello --nothink -n 4 --dump-logprobs "$dir/closed" >&- 2>"$dir/err" </dev/null
+[ $? -eq 1 ] && grep -q 'standard output is closed' "$dir/err" && [ ! -e "$dir/closed" ] &&
+    ok "with standard output closed no file gets the answer" ||
+    bad "with standard output closed no file gets the answer" "$(cat "$dir/err")"
+interrupted() { # interrupted NAME PATTERN ARGS...: one Ctrl-C ends it with status 1, one line, and no file left behind
+    local name=$1 pattern=$2 rc
+    shift 2
+    mkdir "$dir/int"
+    # A background process of a script ignores SIGINT; python restores it.
+    python3 -c 'import signal, subprocess, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)
+p = subprocess.Popen(sys.argv[1:], stderr=subprocess.PIPE, stdout=subprocess.PIPE)
+first = p.stdout.read(1) if "--ignore-eos" in sys.argv else time.sleep(2)
+p.send_signal(signal.SIGINT)
+out, err = p.communicate(timeout=60)
+sys.stderr.write(err.decode())
+sys.exit(p.returncode if p.returncode >= 0 else 99)' "$ds4" -m "$model" "$@" </dev/null 2>"$dir/err"
+    rc=$?
+    [ $rc -eq 1 ] && grep -qE "$pattern" "$dir/err" && [ -z "$(ls -A "$dir/int")" ] && ok "$name" ||
+        bad "$name" "exit status $rc" "$(cat "$dir/err")" "$(ls "$dir/int")"
+    rm -rf "$dir/int"
+}
+interrupted "Ctrl-C in an answer is no success" 'stopped by Ctrl-C' -p Hello --ignore-eos --ctx 100000
+yes 'hello world' | head -n 40000 >"$dir/long"
+interrupted "Ctrl-C in a long prompt" 'cancelled after' --prompt-file "$dir/long" --ctx 200000
+interrupted "Ctrl-C while all logits are written leaves no file" 'cancelled after' \
+    --prompt-file "$dir/long" --ctx 200000 --dump-logits "$dir/int/l" --all-positions
 
 # Conversations.
 printf 'Hello\n/ctx\n/reset\n/ctx\nHello\n/quit\nnever\n' |

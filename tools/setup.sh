@@ -13,22 +13,34 @@ want() { # want PACKAGE TEST...: PACKAGE is needed unless TEST succeeds
     "$@" >/dev/null 2>&1 || missing="$missing $package"
 }
 
-header() { # Can the compiler find this header?
-    echo "#include <$1>" | ${CC:-cc} -E -x c - || echo "#include <$1>" | gcc -E -x c -
-}
+say() { echo "setup: $*" >&2; }
 
-pcre2() { printf '#define PCRE2_CODE_UNIT_WIDTH 8\n#include <pcre2.h>\n' | gcc -E -x c -; }
+preprocess() { ${CC:-gcc} -E -x c -; }
 
-cmocka() { printf '#include <%s>\n' stdarg.h stddef.h stdint.h setjmp.h cmocka.h | gcc -E -x c -; }
+header() { echo "#include <$1>" | preprocess; } # Can the compiler find it?
+
+pcre2() { printf '#define PCRE2_CODE_UNIT_WIDTH 8\n#include <pcre2.h>\n' | preprocess; }
+
+cmocka() { printf '#include <%s>\n' stdarg.h stddef.h stdint.h setjmp.h cmocka.h | preprocess; }
 
 runtime() { # libFuzzer and AddressSanitizer of clang
     file=$(clang -print-file-name=libclang_rt.fuzzer-"$(uname -m)".a) && [ -f "$file" ]
 }
 
-tools() { command -v gcc && command -v make && command -v ar && header stdio.h; }
+compiler() { command -v gcc && command -v ar; }
 
-want build-essential tools
-want pkg-config command -v pkg-config
+case ${CC:-gcc} in
+    gcc | cc) want gcc compiler ;;
+    *)
+        command -v "${CC%% *}" >/dev/null 2>&1 || {
+            say "CC is '$CC', but there is no such program here"
+            exit 1
+        }
+        want binutils command -v ar
+        ;;
+esac
+want libc6-dev header stdio.h
+want make command -v make
 want libpcre2-dev pcre2
 want libjansson-dev header jansson.h
 want libedit-dev header histedit.h
@@ -42,22 +54,21 @@ if [ "$stage" = fuzz ]; then
 fi
 [ -z "$missing" ] && exit 0
 
-say() { echo "setup: $*" >&2; }
 command -v apt-get >/dev/null 2>&1 || {
-    say "missing here:$missing (names of Debian packages); this system has no apt-get, install their like by hand"
+    say "this system has no apt-get: install by hand what Debian calls$missing"
     exit 1
 }
 root=
 if [ "$(id -u)" -ne 0 ]; then
     command -v sudo >/dev/null 2>&1 || {
-        say "missing:$missing; you are not root and there is no sudo: ask for \`apt-get install$missing\`"
+        say "you are not root and there is no sudo: ask for \`apt-get install$missing\`"
         exit 1
     }
     root=sudo
     sudo -n true 2>/dev/null || [ -t 0 ] || root="sudo -n"
 fi
 say "installing$missing"
-log=$(mktemp)
+log=$(mktemp) || exit 1
 trap 'rm -f "$log"' EXIT
 install() {
     # shellcheck disable=SC2086 -- a list of packages

@@ -1,5 +1,6 @@
 #include "app/cli_term.h"
 
+#include <fcntl.h>
 #include <stdarg.h>
 #include <string.h>
 #include <unistd.h>
@@ -83,12 +84,22 @@ void cli_progress_step(cli_progress *p, const char *what, uint64_t done, uint64_
     }
 }
 
+void cli_hold_standard_files(void)
+{
+    for (int fd = 0; fd <= 2; fd++)
+        if (fcntl(fd, F_GETFD) < 0)
+            (void)!open("/dev/null", fd ? O_RDONLY : O_WRONLY); /* the lowest free number: this one */
+}
+
 void cli_say(const char *program, const char *fmt, ...)
 {
+    char line[2000];
     va_list ap;
     va_start(ap, fmt);
-    fprintf(stderr, "%s: ", program);
-    vfprintf(stderr, fmt, ap);
-    fputc('\n', stderr);
+    vsnprintf(line, sizeof line, fmt, ap);
     va_end(ap);
+    for (char *s = line; *s; s++)
+        if ((unsigned char)*s < 32 || *s == 127)
+            *s = ' ';
+    fprintf(stderr, "%s: %s\n", program, line);
 }

@@ -26,7 +26,11 @@ void cli_progress_clear(cli_progress *p);
 /* Size in the unit that suits: "37.2 MB". */
 const char *cli_bytes(uint64_t n, char *buf, size_t cap);
 
-/* "PROGRAM: line" on stderr. */
+/* Opens what is closed of standard input, output and error, so that no file of ours gets their numbers and with them
+ * text that is not for it. Writing to such an output still fails. Call first. */
+void cli_hold_standard_files(void);
+
+/* "PROGRAM: line" on stderr; control bytes (names may hold any) become spaces. */
 __attribute__((format(printf, 2, 3)))
 void cli_say(const char *program, const char *fmt, ...);
 

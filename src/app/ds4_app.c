@@ -7,6 +7,7 @@
 
 #include "app/cli_signal.h"
 #include "base/clock.h"
+#include "base/fsio.h"
 
 static bool on_progress(void *ctx, const char *what, uint64_t done, uint64_t total)
 {
@@ -44,6 +45,16 @@ static int check_unused_drafter(const ds4_opts *o, ds4_err *e)
     return 0;
 }
 
+/* A snapshot that cannot be written shall not show only after a long answer. */
+static int check_save(const ds4_opts *o, ds4_err *e)
+{
+    fsio_writer w;
+    int rc = o->save ? fsio_begin(&w, o->save, e) : 0;
+    if (o->save && !rc)
+        fsio_abort(&w);
+    return rc;
+}
+
 static void describe(const app *a)
 {
     const ds4_info *i = &a->info;
@@ -71,6 +82,8 @@ int app_open(app *a, const ds4_opts *o, int ctx, ds4_err *e)
     *a = (app){.o = o};
     cli_progress_init(&a->progress, stderr, PROGRAM);
     int rc = check_unused_drafter(o, e);
+    if (!rc)
+        rc = check_save(o, e);
     if (!rc) {
         ds4_engine_options eo = engine_options(a, ctx);
         rc = ds4_engine_open(&a->eng, &eo, e);

@@ -26,6 +26,7 @@ int main(int argc, char **argv)
 {
     ds4_opts o;
     ds4_err e = {0};
+    cli_hold_standard_files();
     ds4_opts_warn_environment();
     if (ds4_opts_read(&o, argc, argv, &e)) {
         cli_say(PROGRAM, "%s (--help lists the options)", e.msg);

@@ -69,12 +69,12 @@ int ds4_once_render(const ds4_opts *o)
 
 typedef struct row_writer { fsio_writer w; size_t bytes; int rc; ds4_err *e; } row_writer;
 
-static void write_row(void *ctx, int pos, const float *logits)
+static bool write_row(void *ctx, int pos, const float *logits)
 {
     row_writer *r = ctx;
     (void)pos;
-    if (!r->rc)
-        r->rc = fsio_put(&r->w, logits, r->bytes, r->e);
+    r->rc = fsio_put(&r->w, logits, r->bytes, r->e);
+    return !r->rc && !cli_signal_seen();
 }
 
 static int write_last(app *a, const bpe_ids *ids, row_writer *r, ds4_err *e)
@@ -103,7 +103,7 @@ static int dump_logits(app *a, const bpe_ids *ids, ds4_err *e)
         rc = ds4_session_reset(a->ses, e);
         if (!rc)
             rc = ds4_session_score(a->ses, ids->id, (int)ids->n, write_row, &r, e);
-        if (!rc && r.rc)
+        if (r.rc)
             rc = ds4_fail(e, r.rc, "%s", own.msg);
     } else {
         rc = write_last(a, ids, &r, e);
@@ -154,6 +154,7 @@ static int work(app *a, ds4_err *e)
     bpe_ids ids = {0};
     bool thinking = false, own = o->prompt || o->prompt_file || o->token_ids;
     int rc = own ? prompt_ids(o, a->words, &ids, &thinking, e) : loaded_ids(a, &ids, e);
+    cli_signal_catch(); /* not before: Ctrl-C while the prompt is read from standard input just ends the program */
     if (!rc && o->dump_logits) {
         rc = dump_logits(a, &ids, e);
     } else if (!rc) {
@@ -176,8 +177,9 @@ int ds4_once_answer(const ds4_opts *o)
     int rc = app_open(&a, o, o->ctx, &e);
     if (rc)
         return failed(&e);
-    cli_signal_catch();
     rc = work(&a, &e);
     app_close(&a);
+    if (!rc && cli_signal_seen())
+        rc = ds4_fail(&e, DS4_ECANCEL, "stopped by Ctrl-C");
     return rc ? failed(&e) : 0;
 }

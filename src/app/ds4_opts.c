@@ -2,6 +2,7 @@
 
 #include <string.h>
 #include <sys/random.h>
+#include <sys/stat.h>
 #include <time.h>
 
 #include "app/cli_term.h"
@@ -100,7 +101,7 @@ void ds4_opts_help(void)
     cli_help(stdout, table, N_OPTIONS);
     printf("\nEnvironment:\n");
     for (size_t i = 0; i < n; i++)
-        printf("  %-28s%s (%s)\n", s[i].name, s[i].help, s[i].type);
+        printf("  %-29s %s (%s)\n", s[i].name, s[i].help, s[i].type);
     printf("\nExit status: 0 done, 1 failed (one line on stderr says why), 2 wrong usage.\n"
            "The answer goes to standard output, everything else to standard error.\n");
 }
@@ -146,6 +147,37 @@ static int check_prompt(ds4_opts *o, ds4_err *e)
     return 0;
 }
 
+static bool same_file(const char *a, const char *b)
+{
+    struct stat x, y;
+    if (!a || !b)
+        return false;
+    if (stat(a, &x) || stat(b, &y))
+        return !strcmp(a, b);
+    return x.st_dev == y.st_dev && x.st_ino == y.st_ino;
+}
+
+/* Nothing that is written may replace what is read (a model of 80 GB), or another output. */
+static int check_outputs(const ds4_opts *o, ds4_err *e)
+{
+    const struct { const char *option, *path; } out[] = {{"--save", o->save}, {"--dump-logits", o->dump_logits},
+                                                         {"--dump-logprobs", o->dump_logprobs}},
+                                                in[] = {{"--model", o->model}, {"--mtp", o->drafter},
+                                                        {"--prompt-file", o->prompt_file},
+                                                        {"--token-ids", o->token_ids}};
+    for (size_t i = 0; i < sizeof out / sizeof *out; i++) {
+        for (size_t k = 0; k < sizeof in / sizeof *in; k++)
+            if (same_file(out[i].path, in[k].path))
+                return ds4_fail(e, DS4_EARG, "%s would replace %s, the file of %s", out[i].option, out[i].path,
+                                in[k].option);
+        for (size_t k = 0; k < i; k++)
+            if (same_file(out[i].path, out[k].path))
+                return ds4_fail(e, DS4_EARG, "%s and %s name the same file %s", out[k].option, out[i].option,
+                                out[i].path);
+    }
+    return 0;
+}
+
 static int check_effort(ds4_opts *o, ds4_err *e)
 {
     if (o->thinking == THINKING_MAX && o->effort_name)
@@ -177,7 +209,11 @@ int ds4_opts_read(ds4_opts *o, int argc, char *const *argv, ds4_err *e)
     if (!rc)
         rc = check_prompt(o, e);
     if (!rc)
+        rc = check_outputs(o, e);
+    if (!rc)
         rc = check_effort(o, e);
+    if (!rc && o->top_p <= 0)
+        rc = ds4_fail(e, DS4_EARG, "--top-p is 0, expected above 0 to 1 (--temp 0 picks the likeliest token)");
     if (!o->seed.given)
         draw_seed(&o->seed);
     if (o->logprobs_top_k < 0)

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "app/cli_opts.h"
+#include "app/cli_term.h"
 #include "convert/convert.h"
 #include "convert/par.h"
 #include "file/quant.h"
@@ -168,6 +169,7 @@ int main(int argc, char **argv)
     options o = {0};
     conv_options c;
     ds4_err e = {0};
+    cli_hold_standard_files();
     if (cli_parse(table, N_OPTIONS, argc, argv, &o, &e))
         return usage(e.msg, NULL);
     if (o.help) {

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "convert/imatrix.h"
@@ -109,6 +110,29 @@ static int resolve(conv *c, ds4_err *e)
     return 0;
 }
 
+static bool is_file(const struct stat *want, const char *path)
+{
+    struct stat st;
+    return path && *path && !stat(path, &st) && st.st_dev == want->st_dev && st.st_ino == want->st_ino;
+}
+
+/* The new file replaces whatever has its name: it must not be a part of the checkpoint. */
+static int check_out(const conv *c, ds4_err *e)
+{
+    struct stat out;
+    const char *last = NULL;
+    if (!c->o.out || stat(c->o.out, &out))
+        return 0;
+    bool input = is_file(&out, c->tokenizer) || is_file(&out, c->o.imatrix);
+    for (size_t i = 0; i < st_count(c->st) && !input; i++) {
+        const char *path = st_file(c->st, st_at(c->st, i));
+        input = path != last && is_file(&out, path);
+        last = path;
+    }
+    return input ? ds4_fail(e, DS4_EARG, "%s is an input of this conversion: choose another name for --out", c->o.out)
+                 : 0;
+}
+
 static int open_all(conv *c, ds4_err *e)
 {
     char path[4096];
@@ -128,6 +152,8 @@ static int open_all(conv *c, ds4_err *e)
     if (!rc)
         rc = c->o.drafter ? plan_drafter(&c->p, &c->cfg, c->stages, &c->o.plan, e)
                           : plan_trunk(&c->p, &c->cfg, &c->o.plan, e);
+    if (!rc)
+        rc = check_out(c, e);
     return rc ? rc : resolve(c, e);
 }
 

@@ -4,6 +4,9 @@
 #include "base/hash.h"
 #include "engine/engine.h"
 
+/* Below this the likeliest token wins anyway, and logits divided by it could overflow. */
+static const float least_temp = 1e-5f;
+
 ds4_generate_options ds4_generate_defaults(void)
 {
     return (ds4_generate_options){.temp = 1.0f, .top_p = 0.95f, .max_tokens = 512, .drafting = DS4_DRAFT_AUTO};
@@ -169,7 +172,7 @@ int ds4_generate(ds4_session *s, const ds4_generate_options *o, ds4_result *r, d
         rc = choose_proposer(&g, err);
     if (rc)
         return rc;
-    e->c.sample = (sample_params){o->temp, o->top_k, o->top_p, o->min_p, o->seed};
+    e->c.sample = (sample_params){o->temp < least_temp ? 0 : o->temp, o->top_k, o->top_p, o->min_p, o->seed};
     e->c.eos = o->ignore_eos ? -1 : vocab_eos(e->words);
     e->c.keep_logits = o->want_logits;
     const ds4_stats before = e->stats;

@@ -81,7 +81,7 @@ int ds4_session_logits(ds4_session *s, float *out, ds4_error *err)
 }
 
 int ds4_session_score(ds4_session *s, const int32_t *tokens, int n,
-                      void (*row)(void *ctx, int pos, const float *logits), void *ctx, ds4_error *err)
+                      bool (*row)(void *ctx, int pos, const float *logits), void *ctx, ds4_error *err)
 {
     session *t = &s->s;
     backend *b = t->m->b;
@@ -100,7 +100,8 @@ int ds4_session_score(ds4_session *s, const int32_t *tokens, int n,
             return rc;
         session_commit(t, k, k - 1);
         for (int i = 0; i < k; i++)
-            row(ctx, at + i, s->e->c.logits + (size_t)i * vocab);
+            if (!row(ctx, at + i, s->e->c.logits + (size_t)i * vocab))
+                return ds4_fail(err, DS4_ECANCEL, "cancelled after %d of %d tokens", at + i + 1, n);
         at += k;
     }
     return 0;

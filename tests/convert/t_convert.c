@@ -259,6 +259,29 @@ static void official_codings_decode_exactly(void **state)
     tmp_remove(&d);
 }
 
+/* The new file replaces what has its name; a checkpoint that is read must not be lost. */
+static void inputs_are_never_replaced(void **state)
+{
+    static const char *const inputs[] = {"model.safetensors", "./model.safetensors"};
+    char path[512];
+    tmpdir d;
+    (void)state;
+    tmp_make(&d);
+    tiny_checkpoint(&d, STORE_OFFICIAL);
+    for (int i = 0; i < 2; i++) {
+        conv_options o = options(d.path, tmp_path(&d, inputs[i], path), "f32");
+        size_t before, after;
+        uint8_t *a = read_file(path, &before);
+        refuse(&o, "model.safetensors", "is an input");
+        uint8_t *b = read_file(path, &after);
+        assert_int_equal(before, after);
+        assert_memory_equal(a, b, before);
+        free(a);
+        free(b);
+    }
+    tmp_remove(&d);
+}
+
 static void threads_do_not_change_the_file(void **state)
 {
     char p1[512], p2[512];
@@ -546,6 +569,7 @@ int main(void)
         cmocka_unit_test(q2_of_the_golden_set_falls_back_where_it_must),
         cmocka_unit_test(plan_of_the_real_model_has_the_published_size),
         cmocka_unit_test(official_codings_decode_exactly),
+        cmocka_unit_test(inputs_are_never_replaced),
         cmocka_unit_test(threads_do_not_change_the_file),
         cmocka_unit_test(drafter_file_has_its_nine_keys_and_sorted_names),
         cmocka_unit_test(llama_layout_has_its_own_names_and_shapes),

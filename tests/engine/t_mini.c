@@ -186,17 +186,18 @@ typedef struct nll {
     int vocab;
 } nll;
 
-static void add_nll(void *ctx, int pos, const float *logits)
+static bool add_nll(void *ctx, int pos, const float *logits)
 {
     nll *a = ctx;
     if (pos + 1 >= a->n)
-        return;
+        return true;
     double m = -INFINITY, sum = 0;
     for (int i = 0; i < a->vocab; i++)
         m = fmax(m, logits[i]);
     for (int i = 0; i < a->vocab; i++)
         sum += exp(logits[i] - m);
     a->sum += m + log(sum) - logits[a->id[pos + 1]];
+    return true;
 }
 
 static double text_nll(enum ds4_act act, int tokens)
@@ -289,6 +290,29 @@ static void caller_stops_inside_a_block(void **u)
     ds4_engine_close(eng);
 }
 
+/* A temperature near zero is greedy; logits divided by it must not become infinite and all alike. */
+static void tiny_temperature_is_greedy(void **u)
+{
+    (void)u;
+    static const float temps[] = {0, 1e-45f, 1e-38f, 1e-20f, 1e-6f, 1e-5f};
+    ds4_engine *eng = open_engine(DS4_ACT_Q8, false);
+    ds4_session *s;
+    ds4_error e = {0};
+    text t[2];
+    check(ds4_session_open(&s, eng, &e), &e);
+    for (int i = 0; i < 6; i++) {
+        ds4_generate_options o = ds4_generate_defaults();
+        o.temp = temps[i];
+        o.top_p = 1;
+        o.max_tokens = 24;
+        answer(eng, s, "Explain Redis in one sentence.", o, &t[i > 0]);
+        if (i && (t[0].n != t[1].n || memcmp(t[0].id, t[1].id, (size_t)t[0].n * sizeof *t[0].id)))
+            fail_msg("temperature %g is not greedy", (double)temps[i]);
+    }
+    ds4_session_close(s);
+    ds4_engine_close(eng);
+}
+
 /* The last logits are reported for every length of answer and every way of drafting; the first automatic run measures
  * the machine, which must not show. */
 static void last_logits_are_always_known(void **u)
@@ -344,6 +368,7 @@ int main(void)
         cmocka_unit_test(drafts_are_accepted),
         cmocka_unit_test(q8_near_float),
         cmocka_unit_test(caller_stops_inside_a_block),
+        cmocka_unit_test(tiny_temperature_is_greedy),
         cmocka_unit_test(last_logits_are_always_known),
         cmocka_unit_test(missing_drafter_is_an_error),
     };
