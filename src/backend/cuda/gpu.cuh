@@ -12,7 +12,8 @@
  * another way. There are no atomics on floats.
  *
  * Capture. No operation waits for the device or reads from it. Shapes of launches depend on the number of rows, on
- * max_pos and on the model's sizes alone. Scratch grows at the first operation of a new shape, never afterwards. */
+ * max_pos and on the model's sizes alone. Scratch grows at the first operation of a new shape and, for attention, when
+ * the context doubles; not otherwise. */
 #ifndef DS4_BACKEND_CUDA_GPU_CUH
 #define DS4_BACKEND_CUDA_GPU_CUH
 
