@@ -6,15 +6,36 @@ endif
 OPT ?= -O2
 WARN = -Wall -Wextra -Werror
 CFLAGS += -std=gnu11 $(OPT) -g $(WARN) -ffp-contract=off -fno-math-errno -Iinclude -Isrc -MMD -MP
-LDLIBS_core = -lpcre2-8 -lpthread -lm
+LDLIBS_core = -lpcre2-8 $(LDLIBS_cuda) -lpthread -lm
 LDLIBS_json = -ljansson
 LDLIBS_app = -ledit
+
+# CUDA = nvcc: with the CUDA backend for CUDA_ARCH (`native`: the devices of this machine). CUDA = emu: the same sources
+# as C++ on an emulation of the device, for tests. Set by the goals cuda, cuda-..., test-gpu and test-emu, each with its
+# own BUILD.
+CUDA ?=
+CUDA_ARCH ?= sm_90
+NVCC ?= $(or $(shell command -v nvcc 2>/dev/null),/usr/local/cuda/bin/nvcc)
+CUDA_HOME ?= $(patsubst %/bin/nvcc,%,$(NVCC))
+ifneq ($(CUDA),)
+CFLAGS += -DDS4_HAVE_CUDA
+cuda_obj = $(patsubst src/%.cu,$(BUILD)/%.cu.o,$(wildcard src/backend/cuda/*.cu)) \
+    $(if $(filter emu,$(CUDA)),$(BUILD)/tests/cuda/emu/emu.o)
+endif
+# -fmad=false: products that are to be fused say so, all others round as on the CPU
+NVFLAGS = -std=c++20 -O3 -fmad=false $(if $(filter native,$(CUDA_ARCH)),-arch=native, \
+    -gencode arch=$(CUDA_ARCH:sm_%=compute_%)$(comma)code=$(CUDA_ARCH)) \
+    -Xcompiler -Wall,-Wextra,-Werror -Werror all-warnings -Iinclude -Isrc -MMD -MP
+comma = ,
+EMUFLAGS = -std=c++20 -O2 -g $(WARN) -Wno-unknown-pragmas -Wno-missing-field-initializers -ffp-contract=off \
+    $(EMU_SAN) -Itests/cuda/emu -Iinclude -Isrc -MMD -MP
+LDLIBS_cuda = $(if $(filter nvcc,$(CUDA)),-L$(CUDA_HOME)/lib64 -lcudart_static -ldl -lrt) $(if $(CUDA),-lstdc++)
 
 # Rooms from bottom to top; each is one static library $(BUILD)/lib<room>.a. Later rooms may use earlier ones.
 ROOMS = base file text backend model session sample spec engine json convert app
 src_backend = $(wildcard src/backend/*.c src/backend/cpu/*.c)
 src_of = $(if $(filter backend,$1),$(src_backend),$(wildcard src/$1/*.c))
-obj_of = $(patsubst src/%.c,$(BUILD)/%.o,$(call src_of,$1))
+obj_of = $(patsubst src/%.c,$(BUILD)/%.o,$(call src_of,$1)) $(if $(filter backend,$1),$(cuda_obj))
 lib_of = $(BUILD)/lib$1.a
 
 deps_base = base
@@ -28,6 +49,7 @@ deps_spec = spec session sample model backend file base
 deps_engine = engine spec session sample model backend text file base
 deps_json = json text file base
 deps_convert = convert json text file base
+deps_cuda = spec session sample model backend file base
 deps_app = app convert json engine spec session sample model backend text file base
 
 .PHONY: all
@@ -35,6 +57,7 @@ all: ds4 ds4-quantize
 
 .SECONDARY:
 utils_app = tests/text/util_text.c
+utils_cuda = tests/backend/util_be.c
 define room_rules
 $(call lib_of,$1): $(call obj_of,$1)
 	@mkdir -p $$(@D)
@@ -51,8 +74,20 @@ test-$1: $$(tests_$1)
 	@tests/run.sh $$^
 .PHONY: room-$1 test-$1 test-bins-$1
 endef
-$(foreach r,$(ROOMS),$(eval $(call room_rules,$r)))
+$(foreach r,$(ROOMS) cuda,$(eval $(call room_rules,$r)))
 
+ifeq ($(CUDA),nvcc)
+$(BUILD)/%.cu.o: src/%.cu
+	@mkdir -p $(@D)
+	$(NVCC) $(NVFLAGS) -c -o $@ $<
+else ifeq ($(CUDA),emu)
+$(BUILD)/%.cu.o: src/%.cu
+	@mkdir -p $(@D)
+	$(CXX) $(EMUFLAGS) -x c++ -c -o $@ $<
+$(BUILD)/tests/cuda/emu/emu.o: tests/cuda/emu/emu.cc
+	@mkdir -p $(@D)
+	$(CXX) $(EMUFLAGS) -c -o $@ $<
+endif
 $(BUILD)/%.o: src/%.c
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) -c -o $@ $<
@@ -135,6 +170,40 @@ fuzz:
 #: make dspark-acceptance  five prompts, plain against DSpark, byte for byte
 dspark-acceptance: ds4
 	@tests/dspark_acceptance_fixture.sh
+
+#: make cuda CUDA_ARCH=sm_90   build ./ds4 with the CUDA backend for one kind of GPU (sm_80 86 89 90 100 120 121)
+#: make cuda-spark         the same for DGX Spark (GB10, sm_121)
+#: make cuda-generic       the same for the GPUs of this machine
+CUDA_BUILD = BUILD=$(BUILD)/cuda-$(CUDA_ARCH) CUDA=nvcc CUDA_ARCH=$(CUDA_ARCH)
+.PHONY: cuda cuda-spark cuda-generic test-gpu test-gpu-bins test-emu
+cuda:
+	@$(MAKE) --no-print-directory $(CUDA_BUILD) ds4
+cuda-spark:
+	@$(MAKE) --no-print-directory cuda CUDA_ARCH=sm_121
+cuda-generic:
+	@$(MAKE) --no-print-directory cuda CUDA_ARCH=native
+
+#: make test-gpu           tests of the CUDA backend on the GPU (CUDA_ARCH as for make cuda)
+#: make test-emu           the same tests without a GPU, on a slow emulation of the device
+GPU_TESTS = $(patsubst tests/%.c,$(BUILD)/tests/%,$(wildcard tests/cuda/t_*.c)) \
+    $(BUILD)/tests/model/t_narrow $(BUILD)/tests/spec/t_spec
+test-gpu:
+	@$(MAKE) --no-print-directory $(CUDA_BUILD) run-gpu-tests
+test-gpu-bins:
+	@$(MAKE) --no-print-directory $(CUDA_BUILD) gpu-tests
+test-emu:
+	@DS4_TEST_EMU=1 $(MAKE) --no-print-directory BUILD=$(BUILD)/emu CUDA=emu run-emu-tests
+#: make gpu-bundle         the tests in one folder that runs on another machine: BUILD/cuda-ARCH/gpu-tests/run.sh
+gpu-bundle:
+	@$(MAKE) --no-print-directory $(CUDA_BUILD) pack-gpu-tests
+pack-gpu-tests: gpu-tests $(BUILD)/tests/cuda/bench_ops
+	@tests/cuda/bundle.sh $(BUILD)/gpu-tests $(GPU_TESTS) $(BUILD)/tests/cuda/bench_ops
+run-emu-tests: $(filter $(BUILD)/tests/cuda/%,$(GPU_TESTS))
+	@DS4_TEST_BACKEND=cuda tests/run.sh $^
+.PHONY: gpu-tests run-gpu-tests gpu-bundle pack-gpu-tests run-emu-tests
+gpu-tests: $(GPU_TESTS)
+run-gpu-tests: gpu-tests
+	@DS4_TEST_BACKEND=cuda tests/run.sh $(GPU_TESTS)
 
 #: make clean              remove what was built
 clean:

@@ -2,13 +2,13 @@
 
 #include "backend/backend.h"
 #include "backend/cpu/cpu_open.h"
-#ifdef DS4_CUDA
+#ifdef DS4_HAVE_CUDA
 #include "backend/cuda/cuda_open.h"
 #endif
 
 static int open_cuda(backend **out, const backend_options *o, ds4_err *e)
 {
-#ifdef DS4_CUDA
+#ifdef DS4_HAVE_CUDA
     return cuda_open(out, o, e);
 #else
     (void)out, (void)o;
@@ -19,7 +19,7 @@ static int open_cuda(backend **out, const backend_options *o, ds4_err *e)
 
 static int open_best(backend **out, const backend_options *o, ds4_err *e)
 {
-#ifdef DS4_CUDA
+#ifdef DS4_HAVE_CUDA
     if (cuda_open(out, o, NULL) == 0)
         return 0;
 #endif

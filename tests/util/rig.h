@@ -7,6 +7,7 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -41,12 +42,26 @@ static inline void rig_sync(rig *r)
     rig_check(r->b->op->sync(r->b, &e), &e);
 }
 
+/* The backend named by DS4_TEST_BACKEND, the CPU's by default. A test for a GPU is skipped where there is none. */
+static inline void rig_backend(rig *r, const rig_options *o)
+{
+    const char *name = getenv("DS4_TEST_BACKEND");
+    ds4_err e = {0};
+    backend_options b = {name && *name ? name : "cpu", o->threads ? o->threads : 1, o->act};
+    int rc = backend_open(&r->b, &b, &e);
+    if (rc && !strncmp(e.msg, "CUDA: no ", 9)) {
+        print_message("skipped (no GPU)\n");
+        skip();
+    }
+    rig_check(rc, &e);
+}
+
 /* Takes ownership of the files; drafter may be NULL. Fails the test on any error. */
 static inline void rig_open(rig *r, gguf *trunk, gguf *drafter, rig_options o)
 {
     ds4_err e = {0};
     *r = (rig){.trunk = trunk, .drafter = drafter};
-    rig_check(backend_open(&r->b, &(backend_options){"cpu", o.threads ? o.threads : 1, o.act}, &e), &e);
+    rig_backend(r, &o);
     rig_check(model_open(&r->m, r->b, trunk, drafter, &(model_options){.sim = o.sim}, &e), &e);
     int slots = o.slots ? o.slots : 1;
     rig_check(kv_open(&r->k, r->b, &r->m.s, drafter ? &r->m.ds : NULL, slots, o.ctx, &e), &e);

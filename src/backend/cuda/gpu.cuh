@@ -1,0 +1,166 @@
+/* gpu.cuh: inside of the CUDA backend. One device, one stream; operations are launched in issue order and return at
+ * once.
+ *
+ * Files: open (life, errors, steps), memory (allocations, transfers, scratch), bind (weights into the device's layout),
+ * unit (that layout and its decoding), num (small formats, reductions), act (quantised inputs), dot (inner products),
+ * linear, moe, hc (embedding, hyper-connections), norm (norms, rotation, KV rows, taps), compress, index, attn, route,
+ * draft (pick, Markov, confidence).
+ *
+ * Row invariance. Every sum has one order that depends on the shape of the operation alone: a lane of a warp adds its
+ * own elements in ascending order, then a fixed tree adds the lanes. A pass may serve 1, 2, 4 or 8 rows with one
+ * decoded weight; the arithmetic of a row is spelled with __fmaf_rn and friends, so that no instance is contracted in
+ * another way. There are no atomics on floats.
+ *
+ * Capture. No operation waits for the device or reads from it. Shapes of launches depend on the number of rows, on
+ * max_pos and on the model's sizes alone. Scratch grows at the first operation of a new shape and, for attention, when
+ * the context doubles; not otherwise. */
+#ifndef DS4_BACKEND_CUDA_GPU_CUH
+#define DS4_BACKEND_CUDA_GPU_CUH
+
+#include <cuda_runtime.h>
+
+extern "C" {
+#include "backend/backend.h"
+#include "file/quant.h"
+}
+
+enum {
+    GPU_MAX_ROWS = 64, /* most rows of a forward */
+    GPU_WARP = 32,
+    GPU_THREADS = 256, /* of a block, unless a kernel says otherwise */
+    GPU_WARPS = GPU_THREADS / GPU_WARP,
+    GPU_MAX_STREAMS = 8,
+    GPU_MAX_USED = 16, /* experts of a token */
+    GPU_MAX_EXPERTS = 1024,
+    GPU_STAGES = 2, /* pinned staging buffers */
+};
+
+/* Declares `name` as the block's dynamic shared memory. */
+#ifndef GPU_DYNAMIC_SMEM
+#define GPU_DYNAMIC_SMEM(type, name)                                                                                   \
+    extern __shared__ __align__(16) unsigned char gpu_dynamic_smem[];                                                  \
+    type *name = reinterpret_cast<type *>(gpu_dynamic_smem)
+#endif
+
+enum gpu_scratch {
+    G_ACT,    /* quantised or padded inputs of a product */
+    G_MID,    /* the same of the experts' hidden rows */
+    G_HIDDEN, /* experts' hidden rows; decoded Markov row */
+    G_GROUP,  /* rows by expert */
+    G_DOT,    /* float64 products: hyper-connections, router */
+    G_KEY,    /* index scores as ordered integers; candidates of pick */
+    G_PART,   /* partial results of attention */
+    G_COUNT
+};
+
+typedef struct gpu_buf {
+    void *p;
+    size_t bytes;
+} gpu_buf;
+
+/* First fault seen by a kernel (an id out of range). Lives in device memory; sync reads it. */
+enum gpu_fault_kind { FAULT_NONE = 0, FAULT_TOKEN, FAULT_EXPERT, FAULT_MARKOV };
+typedef struct gpu_fault {
+    int kind, value, limit;
+} gpu_fault;
+
+typedef struct gpu_block gpu_block; /* memory.cu: blocks that allocations are cut from */
+
+typedef struct gpu {
+    backend base;
+    enum be_act act;
+    cudaStream_t stream;
+    bool failed;
+    ds4_err error;     /* the first failure */
+    int sms;           /* multiprocessors */
+    size_t smem_limit; /* bytes of dynamic shared memory that a block may have */
+    gpu_block *blocks;
+    gpu_buf scratch[G_COUNT];
+    char *ring; /* pinned: small uploads in flight */
+    size_t ring_used;
+    gpu_buf stage[GPU_STAGES];     /* pinned: large uploads in flight */
+    gpu_buf stage_raw[GPU_STAGES]; /* device: raw weights waiting to be repacked */
+    cudaEvent_t stage_free[GPU_STAGES];
+    int stage_next;
+    gpu_fault *fault;      /* device */
+    gpu_fault *fault_host; /* pinned copy */
+    const uint64_t *grid;  /* device: the IQ2_XXS lattice */
+} gpu;
+
+static inline gpu *gpu_of(backend *b) { return reinterpret_cast<gpu *>(b); }
+static inline bool gpu_ok(const gpu *g) { return !g->failed; }
+
+/* Records the first failure; later operations do nothing. */
+__attribute__((format(printf, 2, 3))) void gpu_fail(gpu *g, const char *fmt, ...);
+/* False, after recording where and what, if a call of the runtime failed. */
+bool gpu_check(gpu *g, cudaError_t rc, const char *what, const char *file, int line);
+#define GPU_CHECK(g, call) gpu_check(g, call, #call, __FILE__, __LINE__)
+
+/* Launches a kernel on the backend's stream unless the backend has failed. */
+template <class... P, class... A>
+static inline void gpu_launch(gpu *g, const char *name, const char *file, int line, void (*kernel)(P...), dim3 grid,
+                              dim3 block, size_t smem, A... args)
+{
+    if (!gpu_ok(g))
+        return;
+    cudaLaunchConfig_t cfg = {};
+    cfg.gridDim = grid;
+    cfg.blockDim = block;
+    cfg.dynamicSmemBytes = smem;
+    cfg.stream = g->stream;
+    gpu_check(g, cudaLaunchKernelEx(&cfg, kernel, static_cast<P>(args)...), name, file, line);
+}
+#define GPU_LAUNCH(g, kernel, grid, block, smem, ...)                                                                  \
+    gpu_launch(g, #kernel, __FILE__, __LINE__, kernel, grid, block, smem, __VA_ARGS__)
+
+static inline unsigned gpu_blocks(int64_t work, int per_block)
+{
+    return (unsigned)((work + per_block - 1) / per_block);
+}
+
+/* --- memory.cu --- */
+void *gpu_alloc(gpu *g, size_t bytes); /* zeroed; NULL and a sticky error if there is none */
+void gpu_upload(gpu *g, void *dst, const void *src, size_t bytes);
+void gpu_download(gpu *g, void *dst, const void *src, size_t bytes);
+/* At least `bytes` of device scratch; NULL after a failure. Sized for max_rows by the callers, so that it stops
+ * growing. */
+void *gpu_scratch_get(gpu *g, enum gpu_scratch which, size_t bytes);
+/* A pinned staging buffer of up to `bytes` (at most 64 MB; *room says how much) that no transfer uses any more, or -1.
+ */
+int gpu_stage_take(gpu *g, size_t bytes, size_t *room, bool raw);
+void gpu_stage_give(gpu *g, int i); /* everything issued so far must pass before it is taken again */
+void gpu_memory_close(gpu *g);
+
+/* --- bind.cu --- */
+int gpu_bind(backend *b, be_weight *w, ds4_err *e);
+
+/* --- the operations --- */
+void gpu_embed(backend *b, const be_rows *r, const be_weight *table, float *streams);
+void gpu_hc_pre(backend *b, int n, const be_hc *hc, const float *norm, const float *streams, float *mix, float *y,
+                float *x);
+void gpu_hc_post(backend *b, int n, const float *mix, const float *out, float *streams);
+void gpu_hc_head(backend *b, int n, const be_hc *hc, const float *norm, const float *streams, float *y, float *x);
+void gpu_linear(backend *b, int n, const be_linear *jobs, int k);
+void gpu_norm(backend *b, int n, int dim, const float *x, const float *w, float *y);
+void gpu_q_finish(backend *b, const be_rows *r, const float *freq, float *q);
+void gpu_kv_finish(backend *b, const be_rows *r, const float *norm, const float *freq, bool sim, float *kv,
+                   const be_store *ring);
+void gpu_comp_put(backend *b, const be_rows *r, int ratio, const float *kv, const float *gate, const float *ape,
+                  const be_store *ring);
+void gpu_comp_pool(backend *b, const be_rows *r, int ratio, const be_store *ring, const float *norm, const float *freq,
+                   bool index, bool sim, const be_store *out);
+void gpu_index_query(backend *b, const be_rows *r, const float *freq, bool sim, float *qi);
+void gpu_index_select(backend *b, const be_rows *r, int ratio, const float *qi, const float *wi, const be_store *rows,
+                      int32_t *sel);
+void gpu_attend(backend *b, const be_rows *r, const be_attn *a);
+void gpu_route(backend *b, const be_rows *r, const float *x, const be_weight *gate, const float *bias,
+               const int32_t *tid2eid, int32_t *ids, float *weights);
+void gpu_moe(backend *b, int n, const be_moe *m, const float *x, const int32_t *ids, const float *weights, float *out);
+void gpu_tap(backend *b, const be_rows *r, const float *streams, int slot, const be_store *ring);
+void gpu_gather(backend *b, const be_rows *r, const be_store *ring, float *out);
+void gpu_pick(backend *b, int n, const float *logits, float temp, uint64_t seed, const int32_t *pos, int32_t *out);
+void gpu_markov(backend *b, const be_weight *w1, const be_weight *w2, const int32_t *prev, float *logits);
+void gpu_confidence(backend *b, int n, const be_weight *w, const be_weight *w1, const float *hidden,
+                    const int32_t *prev, float *out);
+
+#endif

@@ -1,0 +1,210 @@
+/* emu.cc: fibers for the threads of one block, and the parts of the runtime that the backend uses. */
+#include "cuda_runtime.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <ucontext.h>
+
+dim3 threadIdx, blockIdx, blockDim, gridDim;
+
+enum state { READY, AT_WARP, AT_BLOCK, DONE };
+enum { MOST = 1024, STACK = 256 << 10, SMEM = 64 << 10 };
+
+struct fiber {
+    void *sp; /* x86-64 */
+    ucontext_t context;
+    char *stack;
+    state at;
+};
+
+static struct machine {
+    fiber f[MOST];
+    fiber host;
+    int current, threads;
+    unsigned turn;             /* varies the order of warps and lanes */
+    uint64_t slots[32][2][32]; /* per warp: two sets for exchanges */
+    unsigned exchanges[MOST];  /* begun by each thread */
+    alignas(64) char smem[SMEM];
+    void (*fn)(void *);
+    void *ctx;
+} m;
+
+#if defined(__x86_64__)
+extern "C" void emu_swap(void **save, void *load);
+__asm__(".text\n.globl emu_swap\nemu_swap:\n"
+        "push %rbp\npush %rbx\npush %r12\npush %r13\npush %r14\npush %r15\n"
+        "mov %rsp, (%rdi)\nmov %rsi, %rsp\n"
+        "pop %r15\npop %r14\npop %r13\npop %r12\npop %rbx\npop %rbp\nret\n");
+static void swap(fiber *from, fiber *to) { emu_swap(&from->sp, to->sp); }
+#else
+static void swap(fiber *from, fiber *to) { swapcontext(&from->context, &to->context); }
+#endif
+
+static void body(void)
+{
+    for (;;) {
+        m.fn(m.ctx);
+        m.f[m.current].at = DONE;
+        swap(&m.f[m.current], &m.host);
+    }
+}
+
+static void wait_at(state s)
+{
+    fiber *me = &m.f[m.current];
+    me->at = s;
+    swap(me, &m.host);
+}
+
+void emu_warp_barrier(void) { wait_at(AT_WARP); }
+void __syncthreads(void) { wait_at(AT_BLOCK); }
+void *emu_dynamic_smem(void) { return m.smem; }
+void *emu_warp_slots(void) { return m.slots[m.current / 32][m.exchanges[m.current]++ & 1]; }
+
+static void make_fiber(fiber *f)
+{
+    f->stack = static_cast<char *>(aligned_alloc(64, STACK));
+    if (!f->stack)
+        abort();
+#if defined(__x86_64__)
+    void **sp = reinterpret_cast<void **>(f->stack + STACK) - 8;
+    sp[6] = reinterpret_cast<void *>(body); /* six saved registers, then the address to return to */
+    f->sp = sp;
+#else
+    getcontext(&f->context);
+    f->context.uc_stack.ss_sp = f->stack;
+    f->context.uc_stack.ss_size = STACK;
+    makecontext(&f->context, body, 0);
+#endif
+}
+
+static void resume(int t)
+{
+    m.current = t;
+    threadIdx = dim3(t % blockDim.x, t / blockDim.x % blockDim.y, t / blockDim.x / blockDim.y);
+    m.f[t].at = READY;
+    swap(&m.host, &m.f[t]);
+}
+
+/* Runs the lanes of a warp until each is done or at a barrier of the block. */
+static void run_warp(int w, bool backwards)
+{
+    int from = 32 * w, to = from + 32 < m.threads ? from + 32 : m.threads, n = to - from;
+    for (;;) {
+        int at_warp = 0, ready = 0, at_block = 0;
+        for (int i = 0; i < n; i++) {
+            int t = backwards ? to - 1 - i : from + i;
+            if (m.f[t].at == READY)
+                resume(t);
+        }
+        for (int t = from; t < to; t++) {
+            at_warp += m.f[t].at == AT_WARP;
+            at_block += m.f[t].at == AT_BLOCK;
+            ready += m.f[t].at == READY;
+        }
+        if (at_warp && at_block) {
+            fprintf(stderr, "emulation: lanes of warp %d wait at different barriers\n", w);
+            abort();
+        }
+        if (!at_warp && !ready)
+            return;
+        for (int t = from; t < to; t++)
+            if (m.f[t].at == AT_WARP)
+                m.f[t].at = READY;
+    }
+}
+
+static void run_block(void)
+{
+    int warps = (m.threads + 31) / 32;
+    memset(m.smem, 0xff, sizeof m.smem);
+    for (int t = 0; t < m.threads; t++) {
+        m.f[t].at = READY;
+        m.exchanges[t] = 0;
+    }
+    for (bool busy = true; busy;) {
+        busy = false;
+        m.turn = m.turn * 1664525u + 1013904223u;
+        for (int i = 0; i < warps; i++)
+            run_warp(m.turn >> 30 & 1 ? warps - 1 - i : i, m.turn >> 31);
+        for (int t = 0; t < m.threads; t++)
+            if (m.f[t].at == AT_BLOCK) {
+                m.f[t].at = READY;
+                busy = true;
+            }
+    }
+}
+
+void emu_run(dim3 grid, dim3 block, size_t smem, void (*fn)(void *), void *ctx)
+{
+    (void)smem;
+    m.fn = fn;
+    m.ctx = ctx;
+    gridDim = grid;
+    blockDim = block;
+    m.threads = (int)(block.x * block.y * block.z);
+    for (int t = 0; t < m.threads; t++)
+        if (!m.f[t].stack)
+            make_fiber(&m.f[t]);
+    const bool backwards = m.turn & 1u << 29;
+    for (unsigned z = 0; z < grid.z; z++)
+        for (unsigned y = 0; y < grid.y; y++)
+            for (unsigned x = 0; x < grid.x; x++) {
+                blockIdx = backwards ? dim3(grid.x - 1 - x, grid.y - 1 - y, grid.z - 1 - z) : dim3(x, y, z);
+                run_block();
+            }
+}
+
+/* --- the runtime --- */
+
+const char *cudaGetErrorString(cudaError_t e) { return e == cudaSuccess ? "no error" : "emulated error"; }
+cudaError_t cudaGetLastError(void) { return cudaSuccess; }
+cudaError_t cudaDriverGetVersion(int *v) { return *v = 13000, cudaSuccess; }
+cudaError_t cudaRuntimeGetVersion(int *v) { return *v = 13000, cudaSuccess; }
+cudaError_t cudaGetDeviceCount(int *n) { return *n = 1, cudaSuccess; }
+cudaError_t cudaSetDevice(int) { return cudaSuccess; }
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int)
+{
+    *p = cudaDeviceProp{"emulation", 9, 0, 2, 48 << 10};
+    return cudaSuccess;
+}
+cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total) { return *free_bytes = *total = 1u << 30, cudaSuccess; }
+cudaError_t cudaMalloc(void **p, size_t bytes)
+{
+    size_t whole = (bytes + 255) / 256 * 256;
+    *p = bytes > (size_t)8 << 30 ? NULL : aligned_alloc(256, whole);
+    if (*p)
+        memset(*p, 0xff, whole);
+    return *p ? cudaSuccess : cudaErrorMemoryAllocation;
+}
+cudaError_t cudaFree(void *p) { return free(p), cudaSuccess; }
+cudaError_t cudaMallocHost(void **p, size_t bytes)
+{
+    return *p = malloc(bytes), *p ? cudaSuccess : cudaErrorMemoryAllocation;
+}
+cudaError_t cudaFreeHost(void *p) { return free(p), cudaSuccess; }
+cudaError_t cudaMemsetAsync(void *p, int v, size_t bytes, cudaStream_t) { return memset(p, v, bytes), cudaSuccess; }
+cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t bytes, cudaMemcpyKind, cudaStream_t)
+{
+    return memmove(dst, src, bytes), cudaSuccess;
+}
+cudaError_t cudaMemcpy2DAsync(void *dst, size_t dpitch, const void *src, size_t spitch, size_t width, size_t height,
+                              cudaMemcpyKind, cudaStream_t)
+{
+    for (size_t i = 0; i < height; i++)
+        memcpy(static_cast<char *>(dst) + i * dpitch, static_cast<const char *>(src) + i * spitch, width);
+    return cudaSuccess;
+}
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t *s, unsigned)
+{
+    return *s = reinterpret_cast<cudaStream_t>(1), cudaSuccess;
+}
+cudaError_t cudaStreamDestroy(cudaStream_t) { return cudaSuccess; }
+cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t *e, unsigned)
+{
+    return *e = reinterpret_cast<cudaEvent_t>(1), cudaSuccess;
+}
+cudaError_t cudaEventDestroy(cudaEvent_t) { return cudaSuccess; }
+cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t) { return cudaSuccess; }
+cudaError_t cudaEventSynchronize(cudaEvent_t) { return cudaSuccess; }
