@@ -109,7 +109,8 @@ static int change_context(chat *c, const char *arg, ds4_err *e)
         return rc;
     }
     c->a.o = c->o;
-    cli_say(PROGRAM, "context: %d tokens", c->a.info.ctx);
+    cli_say(PROGRAM, "context: %d tokens%s", c->a.info.ctx,
+            c->t.n > 0 ? "; the conversation is read again at the next turn" : "");
     return rc;
 }
 
@@ -118,7 +119,16 @@ static int reset(chat *c, ds4_err *e)
     talk_reset(&c->t);
     c->a.start = 0;
     c->a.answer.n = 0;
-    return ds4_session_reset(c->a.ses, e);
+    int rc = ds4_session_reset(c->a.ses, e);
+    if (!rc)
+        cli_say(PROGRAM, "a new conversation begins");
+    return rc;
+}
+
+static void set_thinking(chat *c, bool on)
+{
+    c->t.opts.thinking = on;
+    cli_say(PROGRAM, "%s", on ? "thinking before answers" : "answering at once");
 }
 
 static bool is_command(const char *line, const char *name, const char **arg)
@@ -136,7 +146,7 @@ static int command(chat *c, const char *line, ds4_err *e)
     if (is_command(line, "/help", &arg))
         help();
     else if (is_command(line, "/think", &arg) || is_command(line, "/nothink", &arg))
-        c->t.opts.thinking = line[1] == 't';
+        set_thinking(c, line[1] == 't');
     else if (is_command(line, "/ctx", &arg))
         return change_context(c, arg, e);
     else if (is_command(line, "/read", &arg))

@@ -6,11 +6,14 @@
 #include <langinfo.h>
 #include <limits.h>
 #include <locale.h>
+#include <poll.h>
 #include <pwd.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+#include <wchar.h>
 
 #include "app/cli_signal.h"
 
@@ -22,6 +25,7 @@ struct line_reader {
     char path[PATH_MAX]; /* of the history; empty: none */
     char *line;          /* plain reading */
     size_t cap;
+    sigset_t waiting; /* signals blocked while a key is awaited: not SIGINT */
 };
 
 static char *prompt(EditLine *el)
@@ -29,6 +33,34 @@ static char *prompt(EditLine *el)
     static const char text[] = "> ";
     (void)el;
     return (char *)text;
+}
+
+/* Waits for one character. SIGINT is blocked except during the wait itself: a Ctrl-C between the look whether there was
+ * one and a plain read would be noticed only after the next key. */
+static int get_character(EditLine *el, wchar_t *out)
+{
+    struct line_reader *l;
+    mbstate_t state = {0};
+    el_get(el, EL_CLIENTDATA, &l);
+    for (;;) {
+        struct pollfd key = {.fd = STDIN_FILENO, .events = POLLIN};
+        char c;
+        if (ppoll(&key, 1, NULL, &l->waiting) < 0) {
+            if (errno == EINTR && !cli_signal_seen())
+                continue;
+            return -1;
+        }
+        ssize_t n = read(STDIN_FILENO, &c, 1);
+        if (n < 0 && (errno == EINTR || errno == EAGAIN))
+            continue;
+        if (n <= 0)
+            return (int)n;
+        size_t k = mbrtowc(out, &c, 1, &state);
+        if (k != (size_t)-1 && k != (size_t)-2)
+            return 1;
+        if (k == (size_t)-1)
+            state = (mbstate_t){0}; /* no character: the byte is dropped */
+    }
 }
 
 static void choose_history(line_reader *l, const char *path)
@@ -59,6 +91,8 @@ static int open_terminal(line_reader *l, const char *program, const char *past, 
     el_set(l->el, EL_EDITOR, "emacs");
     el_set(l->el, EL_HIST, history, l->past);
     el_set(l->el, EL_SIGNAL, 0);
+    el_set(l->el, EL_CLIENTDATA, l);
+    el_set(l->el, EL_GETCFN, get_character);
     return 0;
 }
 
@@ -91,20 +125,37 @@ static char *keep(line_reader *l, const char *s, size_t n)
     return l->line;
 }
 
+/* A Ctrl-C that comes after the line is complete belongs to its answer: it is seen when the mask is restored. */
+static const char *edit(line_reader *l, int *n, bool *interrupted)
+{
+    sigset_t interrupt, before;
+    sigemptyset(&interrupt);
+    sigaddset(&interrupt, SIGINT);
+    pthread_sigmask(SIG_BLOCK, &interrupt, &before);
+    l->waiting = before;
+    sigdelset(&l->waiting, SIGINT);
+    cli_signal_clear();
+    el_set(l->el, EL_PREP_TERM, 1); /* before the prompt is seen: a Ctrl-D typed in the other mode would be lost */
+    const char *s = el_gets(l->el, n);
+    *interrupted = cli_signal_seen();
+    cli_signal_clear();
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return s;
+}
+
 const char *line_read(line_reader *l, bool *interrupted)
 {
     int n = 0;
     HistEvent ev;
     *interrupted = false;
-    cli_signal_clear();
-    if (!l->el)
-        return read_plain(l);
-    const char *s = el_gets(l->el, &n);
-    if (cli_signal_seen()) {
+    if (!l->el) {
         cli_signal_clear();
+        return read_plain(l);
+    }
+    const char *s = edit(l, &n, interrupted);
+    if (*interrupted) {
         el_reset(l->el);
         fputs("^C\n", stdout);
-        *interrupted = true;
         return "";
     }
     if (!s || n <= 0) {
