@@ -95,7 +95,7 @@ int emit_token(emit *m, int32_t id, ds4_err *e)
             rc = write_text(m, s, n, e);
     }
     if (fflush(m->out) && !rc)
-        rc = ds4_fail(e, DS4_EIO, "standard output is closed");
+        rc = ds4_fail(e, DS4_EIO, "standard output is closed or full");
     return rc;
 }
 
@@ -111,7 +111,7 @@ int emit_end(emit *m, ds4_err *e)
     if (m->last && m->last != '\n')
         put(m, "\n", 1);
     if (fflush(m->out) && !rc)
-        rc = ds4_fail(e, DS4_EIO, "standard output is closed");
+        rc = ds4_fail(e, DS4_EIO, "standard output is closed or full");
     return rc;
 }
 

@@ -39,7 +39,8 @@ int main(int argc, char **argv)
     else {
         int status = run(&o);
         if (fflush(stdout) || ferror(stdout)) {
-            cli_say(PROGRAM, "standard output is closed");
+            if (!status) /* else the line is written */
+                cli_say(PROGRAM, "standard output is closed or full");
             return 1;
         }
         return status;

@@ -8,6 +8,7 @@
 #include "base/fsio.h"
 
 enum { MOST_BYTES = 256 << 20 };
+static const char between_ids[] = " \t\r\n,[]"; /* blanks, and the array of --dump-tokens */
 
 int prompt_text(const ds4_opts *o, char **out, size_t *n, ds4_err *e)
 {
@@ -25,12 +26,12 @@ static int read_ids(const char *path, const vocab *v, bpe_ids *out, ds4_err *e)
     int rc = fsio_read(path, MOST_BYTES, &text, &n, e);
     if (rc)
         return rc;
-    for (char *s = text + strspn(text, " \t\r\n"); !rc && s < text + n; s = end + strspn(end, " \t\r\n")) {
+    for (char *s = text + strspn(text, between_ids); !rc && s < text + n; s = end + strspn(end, between_ids)) {
         errno = 0;
         long id = strtol(s, &end, 10);
-        if (errno || end == s || (*end && !strchr(" \t\r\n", *end)) || id < 0 || id >= (long)vocab_size(v))
+        if (errno || end == s || (*end && !strchr(between_ids, *end)) || id < 0 || id >= (long)vocab_size(v))
             rc = ds4_fail(e, DS4_EFORMAT, "%s: '%.*s' at byte %zu is no token id, expected 0 to %u", path,
-                          (int)strcspn(s, " \t\r\n"), s, (size_t)(s - text), vocab_size(v) - 1);
+                          (int)strcspn(s, between_ids), s, (size_t)(s - text), vocab_size(v) - 1);
         else
             rc = bpe_ids_push(out, (int32_t)id, e);
     }
