@@ -1,3 +1,4 @@
+/* cycle.c: see cycle.h, which states the loop. Read cycle_step first: draft, one forward, accept, commit, account. */
 #include "spec/cycle.h"
 
 #include <stdlib.h>
@@ -125,6 +126,7 @@ static void count(cycle *c, const plan *pl, int accepted, double seconds)
     if (k == 0) {
         st->plain_steps++;
         st->target += seconds;
+        st->spent += pl->propose_s;
         return;
     }
     st->full += accepted == k;
@@ -135,7 +137,10 @@ static void count(cycle *c, const plan *pl, int accepted, double seconds)
     double plain = c->sched->cost[0].known ? c->sched->cost[0].t[1]
                    : st->plain_steps       ? st->target / (double)st->plain_steps
                                            : 0;
-    st->saved += plain * (accepted + 1);
+    if (plain > 0) {
+        st->saved += plain * (accepted + 1);
+        st->spent += pl->propose_s + seconds;
+    }
 }
 
 int cycle_step(cycle *c, session *s, int32_t anchor, int max, int32_t *out, int *n_out, ds4_err *e)

@@ -77,7 +77,7 @@ static void put_times(out *o, const ds4_stats *s)
     put_ms(o, "spec_total", s->verify);
     put_ms(o, "target", s->target);
     put_ms(o, "saved", s->saved);
-    put_ms(o, "net_saved", s->saved - s->propose - s->verify);
+    put_ms(o, "net_saved", s->saved - s->spent);
 }
 
 size_t stats_line(const ds4_stats *s, char *buf, size_t n)
