@@ -5,10 +5,20 @@
  *
  * Typical use:
  *     ds4_engine *eng; ds4_session *ses; ds4_error err;
- *     ds4_engine_options eo = ds4_engine_defaults(); eo.model = "model.gguf"; eo.drafter = "drafter.gguf"; eo.dspark =
- * true; if (ds4_engine_open(&eng, &eo, &err)) die(err.msg); if (ds4_session_open(&ses, eng, &err)) die(err.msg);
- *     ds4_session_sync(ses, tokens, n, &ctl, &err);       // prompt; keeps the common prefix of the last call
- *     ds4_generate(ses, &gen, &result, &err);             // calls gen.on_token for every token
+ *
+ *     ds4_engine_options eo = ds4_engine_defaults();
+ *     eo.model = "model.gguf";
+ *     eo.drafter = "drafter.gguf";
+ *     eo.dspark = true;
+ *     if (ds4_engine_open(&eng, &eo, &err) || ds4_session_open(&ses, eng, &err))
+ *         die(err.msg);
+ *     ds4_tokenize(eng, text, strlen(text), false, &tokens, &n, &err);
+ *     ds4_session_sync(ses, tokens, (int)n, NULL, NULL, NULL, &err); // prompt; keeps what it shares with the last one
+ *
+ *     ds4_generate_options go = ds4_generate_defaults();
+ *     go.max_tokens = 100;
+ *     go.on_token = print_it;                                        // called for every token
+ *     ds4_generate(ses, &go, &result, &err);
  *
  * Exactness: with the same seed the tokens of ds4_generate do not depend on whether drafting is on. At temperature 0
  * they are the argmax tokens of plain decoding; above it every token is the trunk's own choice with position-keyed
@@ -38,17 +48,12 @@ typedef struct ds4_err ds4_error;
 typedef struct ds4_engine ds4_engine;
 typedef struct ds4_session ds4_session;
 
-enum ds4_act { DS4_ACT_Q8 = 0, DS4_ACT_FLOAT = 1 }; /* activations of quantised products */
-enum ds4_kv_sim {
-    DS4_KV_FULL = 0,
-    DS4_KV_FP8 = 1,
-    DS4_KV_OFF = 2
-}; /* simulated rounding of KV rows; FULL is the model */
-enum ds4_drafting {
-    DS4_DRAFT_OFF,
-    DS4_DRAFT_AUTO,
-    DS4_DRAFT_FIXED
-}; /* scheduler with cost table, or fixed threshold */
+/* Activations of quantised products. */
+enum ds4_act { DS4_ACT_Q8 = 0, DS4_ACT_FLOAT = 1 };
+/* Simulated rounding of KV rows; FULL is the model. */
+enum ds4_kv_sim { DS4_KV_FULL = 0, DS4_KV_FP8 = 1, DS4_KV_OFF = 2 };
+/* AUTO: scheduler with cost table; FIXED: confidence threshold. */
+enum ds4_drafting { DS4_DRAFT_OFF, DS4_DRAFT_AUTO, DS4_DRAFT_FIXED };
 enum ds4_finish { DS4_FINISH_EOS, DS4_FINISH_LIMIT, DS4_FINISH_CONTEXT, DS4_FINISH_CALLER };
 
 /* Loading and prompt progress: `what` is "load" (bytes) or "prompt" (tokens). Return false to cancel. */

@@ -1,9 +1,9 @@
 #!/bin/bash
 # DSpark acceptance: five prompts, each plain and drafted; the text must be the same byte for byte.
 #
-# Prints metadata lines (#), a header, one tab-separated row per case, and `# identical: N of N`. Exit status 1 if a text differs, a run
-# fails, the statistics are missing or contradict themselves, drafts are missing where they were expected, or a file is
-# missing.
+# Prints metadata lines (#), a header, one tab-separated row per case, and `# identical: N of N`. Exit status 1 if a
+# text differs, a run fails, the statistics are missing or contradict themselves, drafts are missing where they were
+# expected, or a file is missing.
 #
 # Environment                               default
 #   DS4_BIN                                 ./ds4

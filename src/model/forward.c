@@ -1,4 +1,9 @@
-/* forward.c: DeepSeek-V4's forward, once, for every backend and every number of rows. */
+/* forward.c: DeepSeek-V4's forward, once, for every backend and every number of rows.
+ *
+ * Read from the bottom up: forward_trunk embeds, runs forward_layer for each layer, and forward_head; a layer is a
+ * block, a block is attention and experts, each inside its hyper-connection. The drafter is forward_absorb (what the
+ * trunk computed enters its rings), forward_draft (the same block on a proposal) and forward_draft_head. model.h has
+ * the shapes, backend/backend.h the operations. */
 #include "model/model.h"
 
 /* What one block needs beside its weights: where its rows are stored and what it can see. */
