@@ -290,6 +290,54 @@ static void caller_stops_inside_a_block(void **u)
     ds4_engine_close(eng);
 }
 
+/* Writing in pieces, two sessions by turns, gives the text of one run: a token's noise belongs to its position, whether
+ * it is the first of a call, a draft, or neither. */
+static void pieces_make_the_same_text(void **u)
+{
+    (void)u;
+    enum { N = 60 };
+    ds4_engine *eng;
+    ds4_session *s[2];
+    ds4_error e = {0};
+    text whole;
+    ds4_engine_options eo = {.model = MODEL, .drafter = DRAFTER, .dspark = true, .backend = "cpu", .ctx = 512,
+                             .sessions = 2};
+    ds4_generate_options o = ds4_generate_defaults();
+    check(ds4_engine_open(&eng, &eo, &e), &e);
+    check(ds4_session_open(&s[0], eng, &e), &e);
+    check(ds4_session_open(&s[1], eng, &e), &e);
+    bpe_ids ids = chat_prompt(eng, "Write a short story about the sea.");
+    o.seed = 5;
+    o.ignore_eos = true;
+    o.max_tokens = N;
+    o.drafting = DS4_DRAFT_OFF;
+    ds4_result one = answer(eng, s[0], "Write a short story about the sea.", o, &whole), r = {0};
+    for (int how = DS4_DRAFT_OFF; how <= DS4_DRAFT_FIXED; how++) {
+        text t[2] = {{.n = 0}, {.n = 0}};
+        o.drafting = (enum ds4_drafting)how;
+        o.on_token = collect;
+        for (int turn = 0; t[0].n < N || t[1].n < N; turn++) {
+            text *mine = &t[turn % 2];
+            int32_t all[512];
+            if (mine->n == N)
+                continue;
+            memcpy(all, ids.id, ids.n * sizeof *all);
+            memcpy(all + ids.n, mine->id, (size_t)mine->n * sizeof *all);
+            o.ctx = mine;
+            o.max_tokens = 1 + turn % 7 < N - mine->n ? 1 + turn % 7 : N - mine->n;
+            check(ds4_session_sync(s[turn % 2], all, (int)ids.n + mine->n, NULL, NULL, NULL, &e), &e);
+            check(ds4_generate(s[turn % 2], &o, &r, &e), &e);
+        }
+        for (int k = 0; k < 2; k++)
+            assert_memory_equal(t[k].id, whole.id, N * sizeof *whole.id);
+        assert_true(r.logits_hash == one.logits_hash);
+    }
+    bpe_ids_free(&ids);
+    ds4_session_close(s[0]);
+    ds4_session_close(s[1]);
+    ds4_engine_close(eng);
+}
+
 /* A temperature near zero is greedy; logits divided by it must not become infinite and all alike. */
 static void tiny_temperature_is_greedy(void **u)
 {
@@ -368,6 +416,7 @@ int main(void)
         cmocka_unit_test(drafts_are_accepted),
         cmocka_unit_test(q8_near_float),
         cmocka_unit_test(caller_stops_inside_a_block),
+        cmocka_unit_test(pieces_make_the_same_text),
         cmocka_unit_test(tiny_temperature_is_greedy),
         cmocka_unit_test(last_logits_are_always_known),
         cmocka_unit_test(missing_drafter_is_an_error),
