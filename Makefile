@@ -55,7 +55,7 @@ deps_app = app convert json engine spec session sample model backend text file b
 .PHONY: all
 all: ds4 ds4-quantize
 
-.SECONDARY:
+.PRECIOUS: $(BUILD)/%.o $(BUILD)/tests/%.o
 utils_app = tests/text/util_text.c
 utils_cuda = tests/backend/util_be.c
 define room_rules

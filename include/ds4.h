@@ -34,7 +34,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "base/err.h"
+#include "ds4_err.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -42,7 +42,7 @@ extern "C" {
 
 #define DS4_VERSION "0.1.0"
 
-/* The same object that the rooms below use (src/base/err.h): code and one line of text. */
+/* The same object that the rooms below use (ds4_err.h): code and one line of text. */
 typedef struct ds4_err ds4_error;
 
 typedef struct ds4_engine ds4_engine;

@@ -244,6 +244,9 @@ static void report_statistics(const app *a)
         fprintf(stderr, "%s%s", text, text[strlen(text) - 1] == '\n' ? "" : "\n");
 }
 
+/* The first token comes from the prompt's own logits: it took no step of the generation. */
+static double generated(const ds4_result *r) { return r->tokens > 1 ? r->tokens - 1 : r->tokens; }
+
 static double rate(double n, double seconds) { return n > 0 && seconds > 0 ? n / seconds : 0; }
 
 void app_report(const app *a)
@@ -257,6 +260,6 @@ void app_report(const app *a)
                  (unsigned long long)r->proposed, 1 + (double)r->accepted / (double)r->cycles);
     fprintf(stderr,
             "%s: prefill: %.2f t/s (%d tokens), generation: %.2f t/s (%d tokens), acceptance: %s, logits: %016llx\n",
-            PROGRAM, rate(a->fed, a->prefill), a->fed, rate(r->tokens, r->seconds), r->tokens, accepted,
+            PROGRAM, rate(a->fed, a->prefill), a->fed, rate(generated(r), r->seconds), r->tokens, accepted,
             (unsigned long long)r->logits_hash);
 }

@@ -203,6 +203,7 @@ struct backend {
     const backend_ops *op;
     be_dims dims;     /* set by the model before the first operation */
     const char *name; /* "cpu", "cuda" */
+    enum be_act act;  /* as opened; set by backend_open */
     int max_rows;     /* most rows of one forward */
 };
 

@@ -26,9 +26,8 @@ static int open_best(backend **out, const backend_options *o, ds4_err *e)
     return cpu_open(out, o, e);
 }
 
-int backend_open(backend **out, const backend_options *o, ds4_err *e)
+static int open_named(backend **out, const backend_options *o, ds4_err *e)
 {
-    *out = NULL;
     if (!o->name)
         return open_best(out, o, e);
     if (strcmp(o->name, "cpu") == 0)
@@ -36,4 +35,13 @@ int backend_open(backend **out, const backend_options *o, ds4_err *e)
     if (strcmp(o->name, "cuda") == 0)
         return open_cuda(out, o, e);
     return ds4_fail(e, DS4_EARG, "backend \"%s\": unknown; expected \"cpu\" or \"cuda\"", o->name);
+}
+
+int backend_open(backend **out, const backend_options *o, ds4_err *e)
+{
+    *out = NULL;
+    int rc = open_named(out, o, e);
+    if (!rc)
+        (*out)->act = o->act;
+    return rc;
 }

@@ -24,7 +24,7 @@ static const char magic[8] = "DS4SNAP";
 typedef struct header {
     char magic[8];
     uint32_t version;
-    uint32_t sim;   /* enum kv_sim: which roundings the rows went through */
+    uint32_t sim;   /* enum kv_sim + 256 * enum be_act: which roundings the rows went through */
     uint64_t model; /* identity of the trunk */
     uint64_t taps;  /* hash of the tapped layers, 0 without taps */
     uint32_t pos;   /* tokens */
@@ -66,7 +66,7 @@ static header make_header(const session *s)
 {
     const model *m = s->m;
     header h = {.version = VERSION,
-                .sim = (uint32_t)m->sim,
+                .sim = (uint32_t)m->sim + 256u * (uint32_t)m->b->act,
                 .model = m->identity,
                 .pos = (uint32_t)s->pos,
                 .tap_width = (uint32_t)s->k->tap.width,
@@ -185,7 +185,7 @@ static int check_header(const reader *r, const session *s, ds4_err *e)
         return ds4_fail(e, DS4_EMODEL, "%s: the snapshot belongs to another model (%016llx, this one is %016llx)",
                         r->path, (unsigned long long)h->model, (unsigned long long)want.model);
     if (h->sim != want.sim)
-        return ds4_fail(e, DS4_EMODEL, "%s: the snapshot was made with another --kv-sim setting", r->path);
+        return ds4_fail(e, DS4_EMODEL, "%s: the snapshot was made with another --kv-sim or --act setting", r->path);
     if (want.tap_width && (h->tap_width != want.tap_width || h->taps != want.taps))
         return ds4_fail(e, DS4_EMODEL, "%s: the snapshot was made %s: open the session the same way", r->path,
                         h->tap_width ? "with another drafter" : "without a drafter");
