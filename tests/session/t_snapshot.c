@@ -263,6 +263,10 @@ static void foreign_snapshots_are_refused(void **state)
     other_open(&o, true, 10000, KV_SIM_OFF, 128);
     REFUSES(session_load(&o.s, p->file, e), DS4_EMODEL, "--kv-sim");
     other_close(&o);
+    other_open(&o, true, 10000, KV_SIM_FULL, 128);
+    o.s.m->b->act = o.s.m->b->act == BE_ACT_Q8 ? BE_ACT_FLOAT : BE_ACT_Q8; /* as if opened with the other precision */
+    REFUSES(session_load(&o.s, p->file, e), DS4_EMODEL, "--act");
+    other_close(&o);
     other_open(&o, true, 10000, KV_SIM_FULL, 99);
     REFUSES(session_load(&o.s, p->file, e), DS4_EARG, "holds 100 tokens, the context 99");
     other_close(&o);
