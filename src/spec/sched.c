@@ -3,7 +3,8 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { FIRST_PAUSE = 64, LONGEST_PAUSE = 1024 };
+/* START_PAUSE: before the first probe where typical acceptance would not pay. A probe costs about a plain step or two. */
+enum { START_PAUSE = 8, FIRST_PAUSE = 64, LONGEST_PAUSE = 1024 };
 static const double refresh = 0.1;      /* weight of a new cost measurement */
 static const double gain_weight = 0.35; /* weight of a new gain */
 static const double typical = 0.7;      /* assumed survival per draft before anything was seen */
@@ -71,7 +72,7 @@ bool sched_wants(sched *s, int pos, int max)
         s->gain = prospect(c, s->most, typical) / c->t[1];
         s->gain_known = true;
         if (s->gain < 0)
-            s->pause = s->interval;
+            s->pause = START_PAUSE;
     }
     if (s->pause > 0) {
         s->pause--;
