@@ -3,7 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* START_PAUSE: before the first probe where typical acceptance would not pay. A probe costs about a plain step or two. */
+/* START_PAUSE: before the first probe where typical acceptance would not pay; a probe costs a plain step or two. */
 enum { START_PAUSE = 8, FIRST_PAUSE = 64, LONGEST_PAUSE = 1024 };
 static const double refresh = 0.1;      /* weight of a new cost measurement */
 static const double gain_weight = 0.35; /* weight of a new gain */
