@@ -183,6 +183,13 @@ cuda-spark:
 cuda-generic:
 	@$(MAKE) --no-print-directory cuda CUDA_ARCH=native
 
+#: make cpu                build ./ds4 and ./ds4-quantize without CUDA (what plain make does)
+.PHONY: cpu cuda-regression
+cpu: all
+#: make cuda-regression    test-gpu, then the acceptance fixture on the CUDA build
+cuda-regression: test-gpu cuda
+	@DS4_BIN=$(BUILD)/cuda-$(CUDA_ARCH)/bin/ds4 tests/dspark_acceptance_fixture.sh
+
 #: make test-gpu           tests of the CUDA backend on the GPU (CUDA_ARCH as for make cuda)
 #: make test-emu           the same tests without a GPU, on a slow emulation of the device
 GPU_TESTS = $(patsubst tests/%.c,$(BUILD)/tests/%,$(wildcard tests/cuda/t_*.c)) \
