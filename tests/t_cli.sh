@@ -106,6 +106,10 @@ for how in "--dspark" "--dspark-confidence 0" "--dspark-strict"; do
         ok "$how: the same text" ||
         bad "$how: the same text" "$(diff "$dir/plain" "$dir/b")" "$(cat "$dir/err")"
 done
+ln -s "$(realpath "$model")" "$dir/DeepSeek-V4-mini-0731.gguf"
+ln -s "$(realpath "$support")" "$dir/DeepSeek-V4-mini-DSpark.gguf"
+says "a drafter named after another release is pointed out" 0 'only one of the names .* says 0731' \
+    -m "$dir/DeepSeek-V4-mini-0731.gguf" --mtp "$dir/DeepSeek-V4-mini-DSpark.gguf" --dspark -n 1 -p hello
 says "a missing drafter is an error" 1 '/nowhere/d.gguf' -m "$model" --mtp /nowhere/d.gguf --dspark -p Hello
 says "a missing drafter is an error even if it is not used" 1 '/nowhere/d.gguf' \
     -m "$model" --mtp /nowhere/d.gguf -p Hello

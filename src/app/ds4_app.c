@@ -55,11 +55,25 @@ static int check_save(const ds4_opts *o, ds4_err *e)
     return rc;
 }
 
+/* The files of two releases have equal shapes; only their published names tell them apart. */
+static void compare_releases(const ds4_opts *o)
+{
+    static const char mark[] = "0731";
+    if (!o->dspark || !strstr(o->model, "DeepSeek-V4") || !strstr(o->drafter, "DeepSeek-V4"))
+        return;
+    if (!strstr(o->model, mark) != !strstr(o->drafter, mark))
+        cli_say(PROGRAM,
+                "only one of the names of model and drafter says %s: if they are of different releases, the text "
+                "stays right but few drafts are accepted",
+                mark);
+}
+
 static void describe(const app *a)
 {
     const ds4_info *i = &a->info;
     char model[32], kv[32], scratch[32], level[32];
     if (i->has_drafter) {
+        compare_releases(a->o);
         snprintf(level, sizeof level, "confidence %.2f", (double)a->o->confidence);
         cli_say(PROGRAM, "DSpark enabled: %d stages, block %d, markov_rank %d, %s", i->draft_stages, i->draft_block,
                 i->draft_rank,
