@@ -155,12 +155,13 @@ test-bins: $(all_tests)
 SAN = -O1 -fno-omit-frame-pointer -fno-sanitize-recover=all -Wno-maybe-uninitialized
 sanitize:
 	@tools/setup.sh test
-	+@$(SUBMAKE) BUILD=$(BUILD)/asan OPT="$(SAN) -fsanitize=address,undefined" test_scripts=tests/t_cli.sh run-tests
+	+@$(SUBMAKE) BUILD=$(BUILD)/asan OPT="$(SAN) -fsanitize=address,undefined" run-tests \
+	    test_scripts="tests/t_cli.sh tests/t_bench.sh"
 	+@DS4_DSPARK_FIXTURE_TOKENS=8 DS4_DSPARK_FIXTURE_EXTRA="--threads 3" \
 	    $(SUBMAKE) BUILD=$(BUILD)/tsan OPT="$(SAN) -fsanitize=thread" test_rooms="base backend" \
 	    test_scripts=tests/dspark_acceptance_fixture.sh run-tests
-run-tests: $(all_tests) $(BUILD)/bin/ds4
-	@DS4_BIN=$(BUILD)/bin/ds4 tests/run.sh $(test_scripts) $(all_tests)
+run-tests: $(all_tests) $(BUILD)/bin/ds4 $(BUILD)/bin/ds4-bench
+	@DS4_BIN=$(BUILD)/bin/ds4 DS4_BENCH_BIN=$(BUILD)/bin/ds4-bench tests/run.sh $(test_scripts) $(all_tests)
 
 #: make fuzz               fuzz the GGUF reader with clang's libFuzzer, FUZZ_SECONDS=120 long
 FUZZ_SECONDS ?= 120

@@ -173,8 +173,8 @@ typedef struct ds4_proposal_times {
     double setup, chain, conf0, logits, markov, confidence; /* the prop_ fields of the statistics line */
 } ds4_proposal_times;
 /* Proposes twice behind `anchor` at the session's position, as a whole and in parts, each time with one committed row
- * to catch up, as after a cycle that accepted nothing. Commits nothing; statistics stay as they were. DS4_ESTATE without
- * a drafter or a prompt, DS4_EARG without room for a block. */
+ * to catch up, as after a cycle that accepted nothing. Commits nothing; statistics stay as they were. DS4_ESTATE
+ * without a drafter or a prompt, DS4_EARG without room for a block. */
 int ds4_bench_proposal(ds4_session *s, int32_t anchor, ds4_proposal_times *out, ds4_error *err);
 
 /* Bytes of trunk weights that a step of one token reads, in the file's layout: every tensor once, of routed experts the

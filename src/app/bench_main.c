@@ -26,12 +26,21 @@ static int run(const bench_opts *o)
     return rc ? 1 : 0;
 }
 
+static void warn_environment(void)
+{
+    size_t cursor = 0;
+    char name[80];
+    while (cfg_unknown(&cursor, name, sizeof name))
+        cli_say(BENCH_PROGRAM, "warning: nothing reads the environment variable %s", name);
+}
+
 int main(int argc, char **argv)
 {
     bench_opts o;
     ds4_err e = {0};
     int status = 0;
     cli_hold_standard_files();
+    warn_environment();
     if (bench_opts_read(&o, argc, argv, &e)) {
         cli_say(BENCH_PROGRAM, "%s (--help lists the options)", e.msg);
         return EXIT_USAGE;
