@@ -53,7 +53,7 @@ deps_cuda = spec session sample model backend file base
 deps_app = app convert json engine spec session sample model backend text file base
 
 .PHONY: all
-all: ds4 ds4-quantize
+all: ds4 ds4-quantize ds4-bench
 
 .PRECIOUS: $(BUILD)/%.o $(BUILD)/tests/%.o
 utils_app = tests/text/util_text.c
@@ -102,7 +102,7 @@ $(BUILD)/tests/libutil.a: $(patsubst tests/%.c,$(BUILD)/tests/%.o,$(wildcard tes
 # Programs: linked in $(BUILD)/bin; the short names also put them beside the Makefile.
 app_main = $(patsubst src/%.c,$(BUILD)/%.o,$(wildcard src/app/$1_*.c))
 app_libs = $(foreach r,$(deps_app),$(call lib_of,$r))
-programs = ds4 ds4-quantize
+programs = ds4 ds4-quantize ds4-bench
 define program_rules
 $(BUILD)/bin/$1: $(call app_main,$2) $(app_libs)
 	@mkdir -p $$(@D)
@@ -112,6 +112,7 @@ $1: $(BUILD)/bin/$1
 endef
 $(eval $(call program_rules,ds4,ds4))
 $(eval $(call program_rules,ds4-quantize,quantize))
+$(eval $(call program_rules,ds4-bench,bench))
 
 # ---- what people type -------------------------------------------------------------------------------------------
 MINI = mini/ds4-mini.gguf
@@ -127,7 +128,7 @@ all_tests = $(foreach r,$(test_rooms),$(tests_$r))
 help:
 	@sed -n 's/^#: //p' Makefile | sed 's/$$(ROOMS)/$(ROOMS)/'
 
-#: make                    build ds4 and ds4-quantize, nothing else (`make setup` first on a new machine)
+#: make                    build ds4, ds4-quantize and ds4-bench, nothing else (`make setup` first on a new machine)
 #: make setup              install what is missing for building (Debian, Ubuntu); demo and test do it themselves
 setup:
 	@tools/setup.sh build
@@ -154,12 +155,13 @@ test-bins: $(all_tests)
 SAN = -O1 -fno-omit-frame-pointer -fno-sanitize-recover=all -Wno-maybe-uninitialized
 sanitize:
 	@tools/setup.sh test
-	+@$(SUBMAKE) BUILD=$(BUILD)/asan OPT="$(SAN) -fsanitize=address,undefined" test_scripts=tests/t_cli.sh run-tests
+	+@$(SUBMAKE) BUILD=$(BUILD)/asan OPT="$(SAN) -fsanitize=address,undefined" run-tests \
+	    test_scripts="tests/t_cli.sh tests/t_bench.sh"
 	+@DS4_DSPARK_FIXTURE_TOKENS=8 DS4_DSPARK_FIXTURE_EXTRA="--threads 3" \
 	    $(SUBMAKE) BUILD=$(BUILD)/tsan OPT="$(SAN) -fsanitize=thread" test_rooms="base backend" \
 	    test_scripts=tests/dspark_acceptance_fixture.sh run-tests
-run-tests: $(all_tests) $(BUILD)/bin/ds4
-	@DS4_BIN=$(BUILD)/bin/ds4 tests/run.sh $(test_scripts) $(all_tests)
+run-tests: $(all_tests) $(BUILD)/bin/ds4 $(BUILD)/bin/ds4-bench
+	@DS4_BIN=$(BUILD)/bin/ds4 DS4_BENCH_BIN=$(BUILD)/bin/ds4-bench tests/run.sh $(test_scripts) $(all_tests)
 
 #: make fuzz               fuzz the GGUF reader with clang's libFuzzer, FUZZ_SECONDS=120 long
 FUZZ_SECONDS ?= 120

@@ -160,6 +160,29 @@ size_t ds4_stats_line(const ds4_engine *e, char *buf, size_t n);
 /* Several lines: cost table T(n), proposal cost, the scheduler's decisions. */
 size_t ds4_stats_report(const ds4_engine *e, char *buf, size_t n);
 
+/* --- measuring (ds4-bench) --- */
+/* Seconds of one forward of n rows (1 to 16: tokens[0, n)) at the session's position, the greedy choice of every row
+ * included; *issued (may be NULL): of these, until all work of the forward was handed to the backend (on "cpu" that is
+ * nearly all). Nothing is committed; the logits of the last position are lost (ds4_session_sync makes them again) and
+ * drafting statistics stay as they were. DS4_EARG if the context has no room for n more tokens. */
+int ds4_bench_rows(ds4_session *s, const int32_t *tokens, int n, double *seconds, double *issued, ds4_error *err);
+
+/* Seconds of one full DSpark proposal, and of its parts. */
+typedef struct ds4_proposal_times {
+    double total; /* without the waits that separate the parts */
+    double setup, chain, conf0, logits, markov, confidence; /* the prop_ fields of the statistics line */
+} ds4_proposal_times;
+/* Proposes twice behind `anchor` at the session's position, as a whole and in parts, each time with one committed row
+ * to catch up, as after a cycle that accepted nothing. Commits nothing; statistics stay as they were. DS4_ESTATE
+ * without a drafter or a prompt, DS4_EARG without room for a block. */
+int ds4_bench_proposal(ds4_session *s, int32_t anchor, ds4_proposal_times *out, ds4_error *err);
+
+/* Bytes of trunk weights that a step of one token reads, in the file's layout: every tensor once, of routed experts the
+ * used ones, of tables by token id (embedding, hash routing) one row. */
+uint64_t ds4_bench_token_bytes(const ds4_engine *e);
+/* Bytes of the rows that hold the session's timeline, as float32. */
+uint64_t ds4_bench_kv_bytes(const ds4_session *s);
+
 #ifdef __cplusplus
 }
 #endif

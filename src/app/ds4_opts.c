@@ -2,9 +2,9 @@
 
 #include <string.h>
 #include <sys/random.h>
-#include <sys/stat.h>
 #include <time.h>
 
+#include "app/cli_file.h"
 #include "app/cli_term.h"
 #include "ds4.h"
 
@@ -149,16 +149,6 @@ static int check_prompt(ds4_opts *o, ds4_err *e)
     return 0;
 }
 
-static bool same_file(const char *a, const char *b)
-{
-    struct stat x, y;
-    if (!a || !b)
-        return false;
-    if (stat(a, &x) || stat(b, &y))
-        return !strcmp(a, b);
-    return x.st_dev == y.st_dev && x.st_ino == y.st_ino;
-}
-
 /* Nothing that is written may replace what is read (a model of 80 GB), or another output. */
 static int check_outputs(const ds4_opts *o, ds4_err *e)
 {
@@ -169,11 +159,11 @@ static int check_outputs(const ds4_opts *o, ds4_err *e)
                                                         {"--token-ids", o->token_ids}};
     for (size_t i = 0; i < sizeof out / sizeof *out; i++) {
         for (size_t k = 0; k < sizeof in / sizeof *in; k++)
-            if (same_file(out[i].path, in[k].path))
+            if (cli_same_file(out[i].path, in[k].path))
                 return ds4_fail(e, DS4_EARG, "%s would replace %s, the file of %s", out[i].option, out[i].path,
                                 in[k].option);
         for (size_t k = 0; k < i; k++)
-            if (same_file(out[i].path, out[k].path))
+            if (cli_same_file(out[i].path, out[k].path))
                 return ds4_fail(e, DS4_EARG, "%s and %s name the same file %s", out[k].option, out[i].option,
                                 out[i].path);
     }

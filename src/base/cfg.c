@@ -84,7 +84,8 @@ static bool has_prefix(const char *s, size_t n, const char *prefix)
 
 static bool is_known(const char *s, size_t n)
 {
-    static const char *const script_names[] = {"DS4_BIN", "DS4_DSPARK_MODEL", "DS4_DSPARK_SUPPORT"};
+    static const char *const script_names[] = {"DS4_BIN", "DS4_BENCH_BIN", "DS4_DSPARK_MODEL",
+                                               "DS4_DSPARK_SUPPORT"};
     size_t count;
     const cfg_setting *t = cfg_settings(&count);
     for (size_t i = 0; i < count; i++)

@@ -50,7 +50,7 @@ static int open_state(ds4_engine *e, ds4_error *err)
     uint32_t most = e->m.s.ctx_max;
     e->ctx = e->o.ctx ? e->o.ctx : most < 4096 ? (int)most : 4096;
     if ((uint32_t)e->ctx > most)
-        return ds4_fail(err, DS4_EARG, "--ctx %d exceeds the model's maximum of %u tokens", e->ctx, most);
+        return ds4_fail(err, DS4_EARG, "a context of %d tokens exceeds the model's maximum of %u", e->ctx, most);
     e->slot_used = calloc((size_t)e->o.sessions, sizeof *e->slot_used);
     if (!e->slot_used)
         return ds4_fail(err, DS4_ENOMEM, "no memory for %d sessions", e->o.sessions);
