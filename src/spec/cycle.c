@@ -193,10 +193,12 @@ static int time_job(cycle *c, session *s, timed_fn fn, int n, double *best, ds4_
     return 0;
 }
 
-/* A forward of n rows that is not committed. */
+/* A forward of n rows that is not committed. Unlike tokens, so that the rows do not share their experts. */
 static int job_rows(cycle *c, session *s, int n, ds4_err *e)
 {
-    int32_t rows[SHAPE_MAX_BLOCK + 1] = {0}, choice[SHAPE_MAX_BLOCK + 1];
+    int32_t rows[SHAPE_MAX_BLOCK + 1], choice[SHAPE_MAX_BLOCK + 1];
+    for (int i = 0; i < n; i++)
+        rows[i] = (int32_t)((uint32_t)(i + 1) * 2654435761u % (uint32_t)c->m->s.dims.vocab);
     int rc = session_begin(s, rows, n, 0, e);
     if (!rc)
         rc = cycle_choose(c, s, 0, n, s->pos + 1, choice, e);
