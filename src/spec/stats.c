@@ -72,7 +72,6 @@ static void put_times(out *o, const ds4_stats *s)
     put_ms(o, "prop_confidence", s->confidence);
     put_ms(o, "snapshot", 0);
     put_ms(o, "verify", s->verify);
-    put_ms(o, "verify_read", s->verify_read);
     put_ms(o, "replay", 0);
     put_ms(o, "spec_total", s->verify);
     put_ms(o, "target", s->target);

@@ -22,7 +22,7 @@ typedef struct ds4_stats {
     uint64_t verify_rows;                                            /* rows of multi-row forwards */
     uint64_t bytes_to_host;                                          /* read back by the cycle */
     double propose, setup, chain, conf0, logits, markov, confidence; /* parts of the proposal */
-    double verify, verify_read, target; /* multi-row forwards; reading choices; one-row forwards */
+    double verify, target; /* multi-row forwards, reading the choices included; one-row forwards */
     double saved, spent; /* plain time avoided, and what it took; without cycles whose plain time is not known yet */
     uint64_t draft_hist[STATS_HIST], accepted_hist[STATS_HIST];
 } ds4_stats;
