@@ -48,6 +48,9 @@ typedef struct be_rows {
     const int32_t *token; /* device [n] */
     const int32_t *pos;   /* device [n], absolute, zero-based */
     const int32_t *seq;   /* device [n], slot of the KV store */
+    const int32_t *count; /* device, NULL = n: only the first *count <= n rows are wanted. Results of the others are
+                             undefined (but finite inputs: tokens and positions are valid); their KV rows may or may not
+                             be written */
 } be_rows;
 
 /* Positional storage: row of position p lives at base + seq*seq_stride + (p % cap)*width (ring), or at index i for
@@ -109,6 +112,52 @@ typedef struct be_attn {
     const float *block; /* drafter: [n][head_dim] KV rows of the block itself, all visible to every row; else NULL. Ring
                            rows are then the min(window, p0) positions before p0 = position of row 0 */
 } be_attn;
+
+/* One compressor: two matrices from the same input, a position bias and a norm. width = 2*dim at ratio 4 (lanes A and
+ * B), dim at 128. */
+typedef struct be_compressor {
+    be_weight kv, gate; /* [D -> W] */
+    const float *ape;   /* device [ratio][W] */
+    const float *norm;  /* device [dim] */
+} be_compressor;
+
+/* Weights of one block; float pointers are device memory. Letters as in model/weights.h. Unused members stay zero:
+ * comp/index without compressor, tid2eid in scored layers, bias in hash layers. */
+typedef struct be_block {
+    be_hc hc_attn, hc_ffn;             /* fn [S*D -> S*(2+S)] */
+    const float *attn_norm, *ffn_norm; /* [D] */
+    be_weight q_a;                     /* [D -> QR] */
+    const float *q_a_norm;             /* [QR] */
+    be_weight q_b;                     /* [QR -> H*K] */
+    be_weight kv;                      /* [D -> K] */
+    const float *kv_norm;              /* [K] */
+    const float *sinks;                /* [H] */
+    be_weight out_a;                   /* [H*K/G -> G*R], G groups */
+    be_weight out_b;                   /* [G*R -> D] */
+    be_compressor comp;                /* dim K */
+    be_compressor index_comp;          /* dim I */
+    be_weight index_q_b;               /* [QR -> IH*I] */
+    be_weight index_proj;              /* [D -> IH] */
+    be_weight router;                  /* [D -> E] */
+    const float *router_bias;          /* [E], picks only */
+    const int32_t *tid2eid;            /* [vocab][used] */
+    be_weight gate_exps, up_exps;      /* [D -> F] x E */
+    be_weight down_exps;               /* [F -> D] x E */
+    be_weight gate_sh, up_sh, down_sh; /* the shared expert */
+} be_block;
+
+/* Where the rows of a block are stored and what they can see. */
+typedef struct be_place {
+    int ratio;                                            /* 0, 4, 128 */
+    const float *freq;                                    /* device [rope_dim/2] */
+    const be_store *raw;                                  /* ring: of the trunk's layer, or of a drafter's stage */
+    const be_store *comp_in, *comp, *index_in, *index;    /* NULL without compressor (index: ratio 4 only) */
+    bool drafter;         /* the rows are one drafter block: they see each other and min(window, p0) ring rows before
+                             p0, and are not written to the ring */
+    bool select;          /* some row may see more than idx_topk compressed rows */
+    bool sim_kv, sim_index;
+    float clamp, sclamp;
+} be_place;
 
 typedef struct backend backend;
 
@@ -186,6 +235,12 @@ typedef struct backend_ops {
     void (*tap)(backend *b, const be_rows *r, const float *streams, int slot, const be_store *ring);
     /* out[i] = ring row of r->pos[i]. */
     void (*gather)(backend *b, const be_rows *r, const be_store *ring, float *out);
+
+    /* (optional) A whole block on r->n <= max_rows rows, streams to streams: what model/forward.c composes from the
+     * operations above, with differences within rounding; row-invariant like they are. The streams may be finished
+     * later, at the next operation that takes them. False: nothing was done (shapes or types it has no kernels for),
+     * the caller composes. The answer depends on weights and shapes alone, not on rows. */
+    bool (*block)(backend *b, const be_rows *r, const be_block *w, const be_place *p, float *streams);
 
     /* --- choosing and drafting --- */
     /* out[i] = token chosen from logits row i: the largest logit if temp <= 0, else the largest logit/temp +

@@ -6,14 +6,6 @@
  * the shapes, backend/backend.h the operations. */
 #include "model/model.h"
 
-/* What one block needs beside its weights: where its rows are stored and what it can see. */
-typedef struct place {
-    int ratio;
-    const float *freq;
-    const kv_layer *kv;    /* trunk */
-    const be_store *stage; /* drafter: ring of absorbed rows; NULL in the trunk */
-} place;
-
 static bool sim_kv(const model *m) { return m->sim != KV_SIM_OFF; }
 static bool sim_index(const model *m) { return m->sim == KV_SIM_FULL; }
 
@@ -26,33 +18,33 @@ static be_linear job(const be_weight *w, const float *x, float *y)
 }
 
 /* Everything that is a product of the normed input: query low rank, KV row, compressor inputs, index weights. */
-static void input_products(model *m, const be_rows *r, const layer_weights *L, int ratio)
+static void input_products(model *m, const be_rows *r, const layer_weights *L, const be_place *p)
 {
     scratch *s = &m->sc;
     be_linear jobs[7];
     int k = 0;
     jobs[k++] = job(&L->q_a, s->x, s->qa);
     jobs[k++] = job(&L->kv, s->x, s->kv);
-    if (ratio) {
+    if (p->ratio) {
         jobs[k++] = job(&L->comp.kv, s->x, s->comp_kv);
         jobs[k++] = job(&L->comp.gate, s->x, s->comp_gate);
     }
-    if (ratio == 4) {
+    if (p->ratio == 4) {
         jobs[k++] = job(&L->index_comp.kv, s->x, s->index_kv);
         jobs[k++] = job(&L->index_comp.gate, s->x, s->index_gate);
-        if (selects(m, r))
+        if (p->select)
             jobs[k++] = job(&L->index_proj, s->x, s->index_w);
     }
     m->b->op->linear(m->b, r->n, jobs, k);
 }
 
-static void queries(model *m, const be_rows *r, const layer_weights *L, const place *p)
+static void queries(model *m, const be_rows *r, const layer_weights *L, const be_place *p)
 {
     scratch *s = &m->sc;
     m->b->op->norm(m->b, r->n, m->s.q_rank, s->qa, L->q_a_norm, s->qa);
     be_linear jobs[2] = {job(&L->q_b, s->qa, s->q), {0}};
     int k = 1;
-    if (p->ratio == 4 && selects(m, r))
+    if (p->select)
         jobs[k++] = job(&L->index_q_b, s->qa, s->index_q);
     m->b->op->linear(m->b, r->n, jobs, k);
     m->b->op->q_finish(m->b, r, p->freq, s->q);
@@ -60,41 +52,40 @@ static void queries(model *m, const be_rows *r, const layer_weights *L, const pl
 
 /* Compressor and indexer: store this forward's inputs, pool the windows that end here, select rows. Returns the
  * selection or NULL. */
-static const int32_t *compress(model *m, const be_rows *r, const layer_weights *L, const place *p)
+static const int32_t *compress(model *m, const be_rows *r, const layer_weights *L, const be_place *p)
 {
     scratch *s = &m->sc;
     const backend_ops *op = m->b->op;
-    const kv_layer *kv = p->kv;
-    op->comp_put(m->b, r, p->ratio, s->comp_kv, s->comp_gate, L->comp.ape, &kv->comp_in);
-    op->comp_pool(m->b, r, p->ratio, &kv->comp_in, L->comp.norm, p->freq, false, sim_kv(m), &kv->comp);
+    op->comp_put(m->b, r, p->ratio, s->comp_kv, s->comp_gate, L->comp.ape, p->comp_in);
+    op->comp_pool(m->b, r, p->ratio, p->comp_in, L->comp.norm, p->freq, false, p->sim_kv, p->comp);
     if (p->ratio != 4)
         return NULL;
-    op->comp_put(m->b, r, p->ratio, s->index_kv, s->index_gate, L->index_comp.ape, &kv->index_in);
-    op->comp_pool(m->b, r, p->ratio, &kv->index_in, L->index_comp.norm, p->freq, true, sim_index(m), &kv->index);
-    if (!selects(m, r))
+    op->comp_put(m->b, r, p->ratio, s->index_kv, s->index_gate, L->index_comp.ape, p->index_in);
+    op->comp_pool(m->b, r, p->ratio, p->index_in, L->index_comp.norm, p->freq, true, p->sim_index, p->index);
+    if (!p->select)
         return NULL;
-    op->index_query(m->b, r, p->freq, sim_index(m), s->index_q);
-    op->index_select(m->b, r, p->ratio, s->index_q, s->index_w, &kv->index, (int32_t *)s->sel);
+    op->index_query(m->b, r, p->freq, p->sim_index, s->index_q);
+    op->index_select(m->b, r, p->ratio, s->index_q, s->index_w, p->index, (int32_t *)s->sel);
     return (const int32_t *)s->sel;
 }
 
-static void attention(model *m, const be_rows *r, const layer_weights *L, const place *p)
+static void attention(model *m, const be_rows *r, const layer_weights *L, const be_place *p)
 {
     scratch *s = &m->sc;
     const backend_ops *op = m->b->op;
-    input_products(m, r, L, p->ratio);
+    input_products(m, r, L, p);
     queries(m, r, L, p);
-    op->kv_finish(m->b, r, L->kv_norm, p->freq, sim_kv(m), s->kv, p->stage ? NULL : &p->kv->raw);
+    op->kv_finish(m->b, r, L->kv_norm, p->freq, p->sim_kv, s->kv, p->drafter ? NULL : p->raw);
     be_attn a = {.q = s->q,
                  .o = s->attn,
-                 .raw = p->stage ? p->stage : &p->kv->raw,
+                 .raw = p->raw,
                  .ratio = p->ratio,
                  .sinks = L->sinks,
                  .freq = p->freq,
-                 .block = p->stage ? s->kv : NULL};
+                 .block = p->drafter ? s->kv : NULL};
     if (p->ratio) {
         a.sel = compress(m, r, L, p);
-        a.comp = &p->kv->comp;
+        a.comp = p->comp;
     }
     op->attend(m->b, r, &a);
     const be_dims *d = &m->s.dims;
@@ -104,25 +95,27 @@ static void attention(model *m, const be_rows *r, const layer_weights *L, const 
     op->linear(m->b, r->n, &out, 1);
 }
 
-static void experts(model *m, const be_rows *r, const layer_weights *L, float clamp, float sclamp)
+static void experts(model *m, const be_rows *r, const layer_weights *L, const be_place *p)
 {
     scratch *s = &m->sc;
     int32_t *ids = (int32_t *)s->route_id;
     m->b->op->route(m->b, r, s->x, &L->router, L->router_bias, L->tid2eid, ids, s->route_w);
-    be_moe e = {&L->gate_exps, &L->up_exps, &L->down_exps, &L->gate_sh, &L->up_sh, &L->down_sh, clamp, sclamp};
+    be_moe e = {&L->gate_exps, &L->up_exps, &L->down_exps, &L->gate_sh, &L->up_sh, &L->down_sh, p->clamp, p->sclamp};
     m->b->op->moe(m->b, r->n, &e, s->x, ids, s->route_w, s->out);
 }
 
 /* Two sublayers, each inside its hyper-connection; sc.streams is replaced. */
-static void block(model *m, const be_rows *r, const layer_weights *L, const place *p, float clamp, float sclamp)
+static void block(model *m, const be_rows *r, const layer_weights *L, const be_place *p)
 {
     scratch *s = &m->sc;
     const backend_ops *op = m->b->op;
+    if (op->block && op->block(m->b, r, L, p, s->streams))
+        return;
     op->hc_pre(m->b, r->n, &L->hc_attn, L->attn_norm, s->streams, s->mix, NULL, s->x);
     attention(m, r, L, p);
     op->hc_post(m->b, r->n, s->mix, s->out, s->streams);
     op->hc_pre(m->b, r->n, &L->hc_ffn, L->ffn_norm, s->streams, s->mix, NULL, s->x);
-    experts(m, r, L, clamp, sclamp);
+    experts(m, r, L, p);
     op->hc_post(m->b, r->n, s->mix, s->out, s->streams);
 }
 
@@ -137,8 +130,20 @@ static int tap_slot(const model *m, int layer)
 void forward_layer(model *m, kv *k, int layer, const be_rows *r)
 {
     int ratio = m->s.ratio[layer], slot = tap_slot(m, layer);
-    place p = {ratio, ratio ? m->w.freq_comp : m->w.freq_plain, &k->layer[layer], NULL};
-    block(m, r, &m->w.layer[layer], &p, m->s.clamp[layer], m->s.sclamp[layer]);
+    const kv_layer *kl = &k->layer[layer];
+    be_place p = {.ratio = ratio,
+                  .freq = ratio ? m->w.freq_comp : m->w.freq_plain,
+                  .raw = &kl->raw,
+                  .comp_in = ratio ? &kl->comp_in : NULL,
+                  .comp = ratio ? &kl->comp : NULL,
+                  .index_in = ratio == 4 ? &kl->index_in : NULL,
+                  .index = ratio == 4 ? &kl->index : NULL,
+                  .select = ratio == 4 && selects(m, r),
+                  .sim_kv = sim_kv(m),
+                  .sim_index = sim_index(m),
+                  .clamp = m->s.clamp[layer],
+                  .sclamp = m->s.sclamp[layer]};
+    block(m, r, &m->w.layer[layer], &p);
     if (slot >= 0 && k->tap.width)
         m->b->op->tap(m->b, r, m->sc.streams, slot, &k->tap);
 }
@@ -188,8 +193,14 @@ void forward_draft(model *m, kv *k, const be_rows *r)
     const int last = m->s.layers - 1;
     m->b->op->embed(m->b, r, &m->w.embed, s->streams);
     for (int i = 0; i < m->ds.stages; i++) {
-        place p = {0, m->w.freq_plain, NULL, &k->stage[i]};
-        block(m, r, &m->dw.stage[i], &p, m->s.clamp[last], m->s.sclamp[last]);
+        be_place p = {.freq = m->w.freq_plain,
+                      .raw = &k->stage[i],
+                      .drafter = true,
+                      .sim_kv = sim_kv(m),
+                      .sim_index = sim_index(m),
+                      .clamp = m->s.clamp[last],
+                      .sclamp = m->s.sclamp[last]};
+        block(m, r, &m->dw.stage[i], &p);
     }
     m->b->op->hc_head(m->b, r->n, &m->dw.hc_head, m->dw.norm, s->streams, s->hidden, s->normed);
 }

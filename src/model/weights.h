@@ -11,37 +11,8 @@
 #include "file/gguf.h"
 #include "model/shape.h"
 
-/* One compressor: two matrices from the same input, a position bias and a norm. width = 2*dim at ratio 4 (lanes A and
- * B), dim at 128. */
-typedef struct comp_weights {
-    be_weight kv, gate; /* [D -> W] */
-    const float *ape;   /* [ratio][W] */
-    const float *norm;  /* [dim] */
-} comp_weights;
-
-/* One block. Unused members stay zero: comp/index without compressor, tid2eid in scored layers, bias in hash layers. */
-typedef struct layer_weights {
-    be_hc hc_attn, hc_ffn;             /* fn [S*D -> S*(2+S)] */
-    const float *attn_norm, *ffn_norm; /* [D] */
-    be_weight q_a;                     /* [D -> QR] */
-    const float *q_a_norm;             /* [QR] */
-    be_weight q_b;                     /* [QR -> H*K] */
-    be_weight kv;                      /* [D -> K] */
-    const float *kv_norm;              /* [K] */
-    const float *sinks;                /* [H] */
-    be_weight out_a;                   /* [H*K/G -> G*R], G groups */
-    be_weight out_b;                   /* [G*R -> D] */
-    comp_weights comp;                 /* dim K */
-    comp_weights index_comp;           /* dim I */
-    be_weight index_q_b;               /* [QR -> IH*I] */
-    be_weight index_proj;              /* [D -> IH] */
-    be_weight router;                  /* [D -> E] */
-    const float *router_bias;          /* [E], picks only */
-    const int32_t *tid2eid;            /* [vocab][used] */
-    be_weight gate_exps, up_exps;      /* [D -> F] x E */
-    be_weight down_exps;               /* [F -> D] x E */
-    be_weight gate_sh, up_sh, down_sh; /* the shared expert */
-} layer_weights;
+typedef be_compressor comp_weights;
+typedef be_block layer_weights;
 
 typedef struct trunk_weights {
     be_weight embed;                     /* [D] x vocab rows */

@@ -73,6 +73,7 @@ typedef struct gpu {
     bool failed;
     ds4_err error;     /* the first failure */
     int sms;           /* multiprocessors */
+    bool chains;       /* the device has programmatic dependent launch */
     size_t smem_limit; /* bytes of dynamic shared memory that a block may have */
     gpu_block *blocks;
     gpu_buf scratch[G_COUNT];
@@ -98,8 +99,8 @@ bool gpu_check(gpu *g, cudaError_t rc, const char *what, const char *file, int l
 
 /* Launches a kernel on the backend's stream unless the backend has failed. */
 template <class... P, class... A>
-static inline void gpu_launch(gpu *g, const char *name, const char *file, int line, void (*kernel)(P...), dim3 grid,
-                              dim3 block, size_t smem, A... args)
+static inline void gpu_launch(gpu *g, const char *name, const char *file, int line, bool chain, void (*kernel)(P...),
+                              dim3 grid, dim3 block, size_t smem, A... args)
 {
     if (!gpu_ok(g))
         return;
@@ -108,10 +109,18 @@ static inline void gpu_launch(gpu *g, const char *name, const char *file, int li
     cfg.blockDim = block;
     cfg.dynamicSmemBytes = smem;
     cfg.stream = g->stream;
+    cudaLaunchAttribute early = {};
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = 1;
+    cfg.attrs = &early;
+    cfg.numAttrs = chain && g->chains ? 1 : 0;
     gpu_check(g, cudaLaunchKernelEx(&cfg, kernel, static_cast<P>(args)...), name, file, line);
 }
 #define GPU_LAUNCH(g, kernel, grid, block, smem, ...)                                                                  \
-    gpu_launch(g, #kernel, __FILE__, __LINE__, kernel, grid, block, smem, __VA_ARGS__)
+    gpu_launch(g, #kernel, __FILE__, __LINE__, false, kernel, grid, block, smem, __VA_ARGS__)
+/* The same for kernels that call chain_wait (mma.cuh): they may start before the kernel before them has finished. */
+#define GPU_CHAIN(g, kernel, grid, block, smem, ...)                                                                   \
+    gpu_launch(g, #kernel, __FILE__, __LINE__, true, kernel, grid, block, smem, __VA_ARGS__)
 
 static inline unsigned gpu_blocks(int64_t work, int per_block)
 {

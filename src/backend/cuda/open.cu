@@ -190,6 +190,7 @@ extern "C" int cuda_open(backend **out, const backend_options *o, ds4_err *e)
     g->base.max_rows = GPU_MAX_ROWS;
     g->act = o->act;
     g->sms = prop.multiProcessorCount;
+    g->chains = prop.major >= 9;
     g->smem_limit = prop.sharedMemPerBlock;
     prepare(g, &prop);
     rc = op_sync(&g->base, e);
