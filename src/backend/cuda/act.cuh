@@ -2,7 +2,7 @@
 #ifndef DS4_BACKEND_CUDA_ACT_CUH
 #define DS4_BACKEND_CUDA_ACT_CUH
 
-#include "backend/cuda/unit.cuh"
+#include "backend/cuda/view.cuh"
 
 /* Activation row r is part r % parts of token r / parts. Float form: act_row(); rows are aligned to 16 bytes and
  * readable up to the next multiple of 8 numbers (zeros behind n). Int8 form: q, d, sum16 with rows `padded` numbers

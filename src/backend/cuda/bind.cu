@@ -2,7 +2,7 @@
  * device, one thread for each unit of 32 elements. */
 #include <string.h>
 
-#include "backend/cuda/unit.cuh"
+#include "backend/cuda/view.cuh"
 
 /* Unit u of a row, and where its parts go. */
 typedef struct raw_row {
@@ -193,6 +193,157 @@ static __global__ void repack(const uint8_t *raw, int64_t raw_row_bytes, uint8_t
     }
 }
 
+/* --- rows of units into tiles: one thread for each lane of each chunk --- */
+
+typedef struct tile_job {
+    const uint8_t *from; /* packed rows of units; of F16 the file's rows */
+    uint8_t *to;
+    int64_t row; /* bytes between rows of `from` */
+    uint32_t type;
+    int ne0;
+    const uint64_t *grid;
+} tile_job;
+
+DEV void pack_tile_f16(const tile_job &j, int64_t tile, int c, int lane, uint8_t *to)
+{
+    int g = lane / 4, t = lane % 4;
+    const uint8_t *row[2] = {j.from + (TILE_ROWS * tile + g) * j.row, j.from + (TILE_ROWS * tile + g + 8) * j.row};
+    for (int b = 0; b < 4; b++)
+        for (int w = 0; w < 4; w++) {
+            int k = 64 * c + 16 * b + 4 * t + 2 * (w / 2);
+            put32(to + 512 * b + 16 * lane + 4 * w, load32(row[w % 2] + 2 * k));
+        }
+}
+
+/* Eight codes below 16, in bytes of two words, as nibbles: first half low, second half high. */
+DEV uint32_t split_nibbles(uint32_t lo, uint32_t hi)
+{
+    uint32_t w = 0;
+    for (int i = 0; i < 4; i++)
+        w |= (lo >> 8 * i & 15) << 4 * i | (hi >> 8 * i & 15) << (16 + 4 * i);
+    return w;
+}
+
+DEV uint32_t mxfp4_codes(uint32_t bytes)
+{
+    uint32_t out = 0;
+    for (int i = 0; i < 4; i++) {
+        int v = (int8_t)(bytes >> 8 * i), m = v < 0 ? -v : v;
+        int code = m < 5 ? m : m == 6 ? 5 : m == 8 ? 6 : 7;
+        out |= (uint32_t)(code | (v < 0) << 3) << 8 * i;
+    }
+    return out;
+}
+
+/* Selector of four IQ2_XXS magnitudes with signs. */
+DEV uint32_t iq2_codes(uint32_t bytes)
+{
+    uint32_t out = 0;
+    for (int i = 0; i < 4; i++) {
+        int v = (int8_t)(bytes >> 8 * i), m = v < 0 ? -v : v;
+        out |= (uint32_t)((m == 8 ? 0 : m == 25 ? 1 : 2) | (v < 0) << 2) << 4 * i;
+    }
+    return out;
+}
+
+DEV uint32_t pairs_q2(uint32_t lo, uint32_t hi)
+{
+    uint32_t w = 0;
+    for (int i = 0; i < 4; i++)
+        w |= (lo >> 8 * i & 3) << 4 * i | (hi >> 8 * i & 3) << (4 * i + 2);
+    return w;
+}
+
+/* Quants of block kb: v[up] are the two words of the lane's eight numbers of row g + 8 up. */
+DEV void pack_tile_block(uint32_t type, int kb, int lane, const uint32_t (&v)[2][2], uint8_t *to)
+{
+    switch (type) {
+    case Q_Q8_0:
+        for (int w = 0; w < 4; w++)
+            put32(to + 512 * kb + 16 * lane + 4 * w, v[w % 2][w / 2]);
+        break;
+    case Q_MXFP4:
+    case Q_Q4_K:
+        for (int up = 0; up < 2; up++)
+            put32(to + 512 * (kb / 2) + 16 * lane + 8 * (kb % 2) + 4 * up,
+                  type == Q_Q4_K ? v[up][0] | v[up][1] << 4
+                                 : split_nibbles(mxfp4_codes(v[up][0]), mxfp4_codes(v[up][1])));
+        break;
+    case Q_Q2_K:
+        put32(to + 512 * (kb / 4) + 16 * lane + 4 * (kb % 4),
+              pairs_q2(v[0][0], v[0][1]) | pairs_q2(v[1][0], v[1][1]) << 16);
+        break;
+    default: {
+        uint32_t sel[3] = {iq2_codes(v[0][0]), iq2_codes(v[1][0]), iq2_codes(v[0][1])}, last = iq2_codes(v[1][1]);
+        for (int i = 0; i < 3; i++) {
+            int at = 3 * kb + i;
+            put16(to + 512 * (at / 8) + 16 * lane + 2 * (at % 8), sel[i] | (last >> i & 0x1111u) << 3);
+        }
+    }
+    }
+}
+
+/* Scales of block kb of the rows g and g + 8, from the lane with t = 0; nibbles are gathered by the lane kb = 0. */
+DEV void pack_tile_scales(uint32_t type, int kb, int g, int up, const unit &k, const uint8_t *unit_row, int ne0, int u,
+                          uint8_t *to)
+{
+    int r = g + 8 * up;
+    if (type == Q_Q8_0)
+        put16(to + 2048 + 4 * (4 * g + kb) + 2 * up, load16(unit_row + ne0 + 2 * u));
+    else if (type == Q_MXFP4)
+        to[1024 + 2 * (4 * g + kb) + up] = unit_row[ne0 / 2 + u];
+    else if (type == Q_Q4_K) {
+        put16(to + 2048 + 8 * (4 * g + kb / 2) + 4 * up + 2 * (kb % 2), (uint32_t)(k.s[0] | k.m[0] << 8));
+        if (kb == 0)
+            put32(to + 2304 + 4 * r, load32(unit_row + ne0 / 2 + ne0 / 16 + 4 * (u / 8)));
+    } else if (type == Q_Q2_K && kb == 0)
+        put32(to + 1280 + 4 * r, load32(unit_row + ne0 / 4 + ne0 / 16 + 4 * (u / 8)));
+    else if (type == Q_IQ2_XXS && kb == 0)
+        put16(to + 1600 + 2 * r, load16(unit_row + ne0 / 4 + 2 * (u / 8)));
+}
+
+/* One block (32 threads) per chunk of a tile. */
+static __global__ void pack_tiles(const tile_job j)
+{
+    int per = tile_inputs(j.type) / 32, chunks = j.ne0 / tile_inputs(j.type), lane = threadIdx.x, g = lane / 4;
+    int64_t tile = blockIdx.x / chunks;
+    int c = (int)(blockIdx.x % chunks), t = lane % 4;
+    uint8_t *to = j.to + (int64_t)blockIdx.x * tile_chunk_bytes(j.type);
+    if (j.type == Q_F16) {
+        pack_tile_f16(j, tile, c, lane, to);
+        return;
+    }
+    uint32_t s_nib[2][2] = {}, m_nib[2][4] = {}; /* Q2_K: scales by half, minimums by four; IQ2_XXS: scales in [.][0] */
+    for (int kb = 0; kb < per; kb++) {
+        uint32_t v[2][2];
+        for (int up = 0; up < 2; up++) {
+            unit k;
+            const uint8_t *row = j.from + (TILE_ROWS * tile + g + 8 * up) * j.row;
+            wview w = {row, j.grid, 1, j.row, j.ne0, j.type, false};
+            any_unit(w, wrow{row, -1}, c * per + kb, k);
+            v[up][0] = k.q[2 * t];
+            v[up][1] = k.q[2 * t + 1];
+            if (t == 0)
+                pack_tile_scales(j.type, kb, g, up, k, row, j.ne0, c * per + kb, to);
+            for (int h = 0; h < 2; h++) {
+                uint32_t s = j.type == Q_IQ2_XXS ? (uint32_t)(k.s[0] - 1) / 2 : (uint32_t)k.s[h];
+                s_nib[up][h] |= (s & 15) << 4 * kb;
+                m_nib[up][(2 * kb + h) / 4] |= (uint32_t)(k.m[h] & 15) << 4 * ((2 * kb + h) % 4);
+            }
+        }
+        pack_tile_block(j.type, kb, lane, v, to);
+    }
+    for (int up = 0; up < 2 && t == 0; up++) {
+        int r = g + 8 * up;
+        if (j.type == Q_IQ2_XXS)
+            put32(to + 1536 + 4 * r, s_nib[up][0]);
+        for (int h = 0; h < 2 && j.type == Q_Q2_K; h++)
+            put32(to + 1024 + 4 * (2 * r + h), s_nib[up][h]);
+        for (int i = 0; i < 4 && j.type == Q_Q2_K; i++)
+            put16(to + 1152 + 8 * r + 2 * i, m_nib[up][i]);
+    }
+}
+
 /* Rows of a float type: a strided copy; the padding is zero since allocations are. */
 static void send_float(gpu *g, const be_weight *w, uint8_t *to, int64_t stride, int64_t rows)
 {
@@ -215,9 +366,47 @@ static void send_float(gpu *g, const be_weight *w, uint8_t *to, int64_t stride, 
     }
 }
 
-static void send_packed(gpu *g, const be_weight *w, uint8_t *to, int64_t stride, int64_t rows)
+/* Raw rows in device memory, a multiple of TILE_ROWS of them, into tiles; `units` has room for them as rows of units. */
+static void tile_rows(gpu *g, const be_weight *w, const uint8_t *raw, uint8_t *units, uint8_t *to, int64_t rows)
+{
+    tile_job j = {raw, to, (int64_t)w->row_bytes, w->type, (int)w->ne0, g->grid};
+    if (w->type != Q_F16) {
+        j.from = units;
+        j.row = unit_row_bytes(w->type, w->ne0);
+        GPU_LAUNCH(g, repack, gpu_blocks(rows * (w->ne0 / 32), GPU_THREADS), GPU_THREADS, 0, raw, (int64_t)w->row_bytes,
+                   units, j.row, w->type, (int)w->ne0, rows);
+    }
+    GPU_LAUNCH(g, pack_tiles, (unsigned)(rows / TILE_ROWS * (w->ne0 / tile_inputs(w->type))), GPU_WARP, 0, j);
+}
+
+size_t gpu_pack_room(const be_weight *w, int64_t rows)
+{
+    return (size_t)(unit_row_bytes(w->type, w->ne0) * rows);
+}
+
+void gpu_pack_rows(gpu *g, const be_weight *w, const uint8_t *raw, uint8_t *units, uint8_t *to, int64_t first,
+                   int64_t rows)
+{
+    if (tile_fits(w->type, w->ne0, w->ne1)) {
+        tile_rows(g, w, raw, units, to + first / TILE_ROWS * tile_bytes(w->type, w->ne0), rows);
+        return;
+    }
+    int64_t stride = unit_row_bytes(w->type, w->ne0);
+    to += first * stride;
+    if (unit_is_float(w->type)) {
+        if (gpu_ok(g))
+            GPU_CHECK(g, cudaMemcpy2DAsync(to, (size_t)stride, raw, w->row_bytes, w->row_bytes, (size_t)rows,
+                                           cudaMemcpyDeviceToDevice, g->stream));
+        return;
+    }
+    GPU_LAUNCH(g, repack, gpu_blocks(rows * (w->ne0 / 32), GPU_THREADS), GPU_THREADS, 0, raw, (int64_t)w->row_bytes, to,
+               stride, w->type, (int)w->ne0, rows);
+}
+
+static void send_packed(gpu *g, const be_weight *w, uint8_t *to, int64_t rows)
 {
     size_t row = w->row_bytes;
+    bool tiled = tile_fits(w->type, w->ne0, w->ne1);
     for (int64_t o = 0, count; o < rows; o += count) {
         size_t room;
         int64_t left = rows - o;
@@ -225,14 +414,25 @@ static void send_packed(gpu *g, const be_weight *w, uint8_t *to, int64_t stride,
         if (i < 0)
             return;
         count = (int64_t)(room / row) < left ? (int64_t)(room / row) : left;
+        count = tiled ? count / TILE_ROWS * TILE_ROWS : count;
+        uint8_t *units = tiled ? (uint8_t *)gpu_scratch_get(g, G_PACK, gpu_pack_room(w, count)) : NULL;
+        if (count <= 0 || (tiled && !units)) {
+            gpu_fail(g, "tensor %s: a row of %zu bytes is too large", w->name, row);
+            return;
+        }
         memcpy(g->stage[i].p, (const char *)w->host + (size_t)o * row, (size_t)count * row);
         GPU_CHECK(g, cudaMemcpyAsync(g->stage_raw[i].p, g->stage[i].p, (size_t)count * row, cudaMemcpyHostToDevice,
                                      g->stream));
-        GPU_LAUNCH(g, repack, gpu_blocks(count * (w->ne0 / 32), GPU_THREADS), GPU_THREADS, 0,
-                   (const uint8_t *)g->stage_raw[i].p, (int64_t)row, to + o * stride, stride, w->type, (int)w->ne0,
-                   count);
+        gpu_pack_rows(g, w, (const uint8_t *)g->stage_raw[i].p, units, to, o, count);
         gpu_stage_give(g, i);
     }
+}
+
+size_t gpu_weight_bytes(const be_weight *w)
+{
+    int64_t rows = w->ne1 * w->ne2;
+    return (size_t)(tile_fits(w->type, w->ne0, w->ne1) ? rows / TILE_ROWS * tile_bytes(w->type, w->ne0)
+                                                       : rows * unit_row_bytes(w->type, w->ne0));
 }
 
 int gpu_bind(backend *b, be_weight *w, ds4_err *e)
@@ -247,13 +447,13 @@ int gpu_bind(backend *b, be_weight *w, ds4_err *e)
                         w->name, (long long)w->ne0, (long long)w->ne1, (long long)w->ne2, q->name, q->block);
     w->row_bytes = quant_row_bytes(w->type, (uint64_t)w->ne0);
     int64_t stride = unit_row_bytes(w->type, w->ne0), rows, bytes;
-    if (__builtin_mul_overflow(w->ne1, w->ne2, &rows) || __builtin_mul_overflow(rows, stride, &bytes))
+    if (__builtin_mul_overflow(w->ne1, w->ne2, &rows) || __builtin_mul_overflow(rows, 2 * stride, &bytes))
         return ds4_fail(e, DS4_EMODEL, "tensor %s: its size overflows", w->name);
-    uint8_t *to = (uint8_t *)gpu_alloc(g, (size_t)bytes);
-    if (to && unit_is_float(w->type))
+    uint8_t *to = (uint8_t *)gpu_alloc(g, gpu_weight_bytes(w));
+    if (to && unit_is_float(w->type) && !tile_fits(w->type, w->ne0, w->ne1))
         send_float(g, w, to, stride, rows);
     else if (to)
-        send_packed(g, w, to, stride, rows);
+        send_packed(g, w, to, rows);
     if (!gpu_ok(g))
         return ds4_fail(e, DS4_EBACKEND, "tensor %s: %s", w->name, g->error.msg);
     w->data = to;

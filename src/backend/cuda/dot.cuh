@@ -41,13 +41,16 @@ template <uint32_t T> DEV float add_unit(const unit &k, const aview &a, int r, i
 }
 
 template <uint32_t T, int N>
-DEV void dot_int8(const wview &w, const uint8_t *row, const aview &a, const rowset<N> &rows, int lane, float (&acc)[N])
+DEV void dot_int8(const wview &w, const wrow &row, const aview &a, const rowset<N> &rows, int lane, float (&acc)[N])
 {
     const int units = w.ne0 / 32;
 #pragma unroll(N == 1 ? 4 : 2)
     for (int u = lane; u < units; u += 32) {
         unit k;
-        open_unit<T>(row, w.ne0, u, w.grid, k);
+        if (row.r >= 0)
+            tile_unit(T, row.p, row.r, u, k);
+        else
+            open_unit<T>(row.p, w.ne0, u, w.grid, k);
 #pragma unroll
         for (int i = 0; i < N; i++)
             acc[i] = add_unit<T>(k, a, rows.r[i], u, acc[i]);
@@ -55,8 +58,14 @@ DEV void dot_int8(const wview &w, const uint8_t *row, const aview &a, const rows
 }
 
 /* Eight weights of a float type from element `at`. */
-DEV void float_weights(const wview &w, const uint8_t *row, int at, float *v)
+DEV void float_weights(const wview &w, const wrow &tile, int at, float *v)
 {
+    const uint8_t *row = tile.p;
+    if (tile.r >= 0) {
+        for (int i = 0; i < 8; i++)
+            v[i] = float_at(w, tile, at + i);
+        return;
+    }
     if (w.type == Q_F32) {
         const float4 *p = reinterpret_cast<const float4 *>(row + 4 * at);
         float4 a = p[0], b = p[1];
@@ -88,7 +97,7 @@ DEV float add_eight(const float *v, const float *x, float acc)
 }
 
 template <int N>
-DEV void dot_float(const wview &w, const uint8_t *row, const aview &a, const rowset<N> &rows, int lane, float (&acc)[N])
+DEV void dot_float(const wview &w, const wrow &row, const aview &a, const rowset<N> &rows, int lane, float (&acc)[N])
 {
     const float *x[N];
 #pragma unroll
@@ -106,7 +115,7 @@ DEV void dot_float(const wview &w, const uint8_t *row, const aview &a, const row
 
 /* Quantised weights against float32. */
 template <int N>
-DEV void dot_decoded(const wview &w, const uint8_t *row, const aview &a, const rowset<N> &rows, int lane,
+DEV void dot_decoded(const wview &w, const wrow &row, const aview &a, const rowset<N> &rows, int lane,
                      float (&acc)[N])
 {
 #pragma unroll 1
@@ -121,9 +130,10 @@ DEV void dot_decoded(const wview &w, const uint8_t *row, const aview &a, const r
     }
 }
 
-/* acc[i] = weight row . activation row rows.r[i] in the form that `a` was made for; every lane gets the sums. */
+/* acc[i] = weight row . activation row rows.r[i] in the form that `a` was made for; every lane gets the sums. Weights in
+ * tiles are read slowly here: tensor cores (mm.cuh) are their path. */
 template <int N, bool EXACT>
-DEV void dot_rows(const wview &w, const uint8_t *row, const aview &a, const rowset<N> &rows, int lane, float (&acc)[N])
+DEV void dot_rows(const wview &w, const wrow &row, const aview &a, const rowset<N> &rows, int lane, float (&acc)[N])
 {
 #pragma unroll
     for (int i = 0; i < N; i++)
@@ -182,7 +192,7 @@ template <int N> DEV float lane_value(const float (&acc)[N], int lane)
 
 /* Partial sum in float64 of weight row . x for the threads `thread` of `threads`: each takes its units in ascending
  * order. x: float32 at any address. */
-DEV double dot_double(const wview &w, const uint8_t *row, const float *x, int thread, int threads)
+DEV double dot_double(const wview &w, const wrow &row, const float *x, int thread, int threads)
 {
     double sum = 0;
     if (unit_is_float(w.type)) {

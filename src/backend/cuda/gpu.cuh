@@ -50,6 +50,8 @@ enum gpu_scratch {
     G_DOT,    /* float64 products: hyper-connections, router */
     G_KEY,    /* index scores as ordered integers; candidates of pick */
     G_PART,   /* partial results of attention */
+    G_PACK,   /* weights on their way into tiles */
+    G_BLOCK,  /* intermediates of the fused block */
     G_COUNT
 };
 
@@ -65,6 +67,13 @@ typedef struct gpu_fault {
 } gpu_fault;
 
 typedef struct gpu_block gpu_block; /* memory.cu: blocks that allocations are cut from */
+
+/* Streams whose last sublayer is not yet mixed in: streams[k] = post[k] out + sum_j comb[j][k] streams[j]. */
+typedef struct open_streams {
+    float *streams;
+    const float *mix, *out;
+    int n;
+} open_streams;
 
 typedef struct gpu {
     backend base;
@@ -86,6 +95,8 @@ typedef struct gpu {
     gpu_fault *fault;      /* device */
     gpu_fault *fault_host; /* pinned copy */
     const uint64_t *grid;  /* device: the IQ2_XXS lattice */
+    open_streams open;     /* left by the fused block */
+    int rank;              /* largest query rank of a fused block */
 } gpu;
 
 static inline gpu *gpu_of(backend *b) { return reinterpret_cast<gpu *>(b); }
@@ -142,6 +153,12 @@ void gpu_memory_close(gpu *g);
 
 /* --- bind.cu --- */
 int gpu_bind(backend *b, be_weight *w, ds4_err *e);
+size_t gpu_weight_bytes(const be_weight *w); /* in the device's layout */
+/* Rows [first, first + rows) of a matrix, in the file's layout in device memory, into the device's layout at `to`.
+ * units: gpu_pack_room bytes of device memory. first and rows: multiples of 16 unless the matrix's last. */
+size_t gpu_pack_room(const be_weight *w, int64_t rows);
+void gpu_pack_rows(gpu *g, const be_weight *w, const uint8_t *raw, uint8_t *units, uint8_t *to, int64_t first,
+                   int64_t rows);
 
 /* --- the operations --- */
 void gpu_embed(backend *b, const be_rows *r, const be_weight *table, float *streams);
@@ -165,6 +182,8 @@ void gpu_attend(backend *b, const be_rows *r, const be_attn *a);
 void gpu_route(backend *b, const be_rows *r, const float *x, const be_weight *gate, const float *bias,
                const int32_t *tid2eid, int32_t *ids, float *weights);
 void gpu_moe(backend *b, int n, const be_moe *m, const float *x, const int32_t *ids, const float *weights, float *out);
+bool gpu_block_run(backend *b, const be_rows *r, const be_block *w, const be_place *p, float *streams);
+void gpu_settle(gpu *g); /* finishes open streams */
 void gpu_tap(backend *b, const be_rows *r, const float *streams, int slot, const be_store *ring);
 void gpu_gather(backend *b, const be_rows *r, const be_store *ring, float *out);
 void gpu_pick(backend *b, int n, const float *logits, float temp, uint64_t seed, const int32_t *pos, int32_t *out);

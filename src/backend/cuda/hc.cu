@@ -1,4 +1,5 @@
 /* hc.cu: token embedding and manifold-constrained hyper-connections. */
+#include "backend/cuda/block.cuh"
 #include "backend/cuda/dot.cuh"
 
 static __global__ void embed_row(wview w, const int32_t *tokens, int d, int copies, float *streams, gpu_fault *fault)
@@ -20,6 +21,7 @@ static __global__ void embed_row(wview w, const int32_t *tokens, int d, int copi
 void gpu_embed(backend *b, const be_rows *r, const be_weight *table, float *streams)
 {
     gpu *g = gpu_of(b);
+    gpu_settle(g);
     if (r->n > 0)
         GPU_LAUNCH(g, embed_row, dim3(gpu_blocks(b->dims.d, 32 * 32), r->n), 32, 0, view_of(g, table), r->token,
                    (int)b->dims.d, (int)b->dims.streams, streams, g->fault);
@@ -160,14 +162,34 @@ static void run_mix(gpu *g, int n, const be_hc *hc, mix_args a)
 void gpu_hc_pre(backend *b, int n, const be_hc *hc, const float *norm, const float *streams, float *mix, float *y,
                 float *x)
 {
+    gpu_settle(gpu_of(b));
     mix_args a = {};
     a.norm = norm, a.streams = streams, a.mix = mix, a.y = y, a.x = x;
     a.outputs = b->dims.streams * (2 + b->dims.streams);
     run_mix(gpu_of(b), n, hc, a);
 }
 
+/* The head's connection with the kernels of the fused block; open streams are finished on the way. */
+static void fast_head(gpu *g, int n, const be_hc *hc, const float *norm, const float *streams, float *y, float *x)
+{
+    float *part = (float *)gpu_scratch_get(g, G_DOT, gpu_hyper_part_bytes(g));
+    open_streams o = g->open;
+    if (o.streams == streams && o.n == n)
+        g->open = open_streams{};
+    else
+        gpu_settle(g), o = open_streams{};
+    if (part)
+        gpu_hyper_head(g, n, const_cast<float *>(streams), hc, norm, o.out, o.mix, part, y, x);
+}
+
 void gpu_hc_head(backend *b, int n, const be_hc *hc, const float *norm, const float *streams, float *y, float *x)
 {
+    gpu *g = gpu_of(b);
+    if (g->act == BE_ACT_Q8 && gpu_hyper_fits(g, hc) && n > 0 && n <= BE_NARROW) {
+        fast_head(g, n, hc, norm, streams, y, x);
+        return;
+    }
+    gpu_settle(g);
     mix_args a = {};
     a.norm = norm, a.streams = streams, a.y = y, a.x = x;
     a.outputs = b->dims.streams;
@@ -201,6 +223,8 @@ void gpu_hc_post(backend *b, int n, const float *mix, const float *out, float *s
 {
     gpu *g = gpu_of(b);
     int s = b->dims.streams, d = b->dims.d;
+    if (g->open.streams)
+        gpu_settle(g);
     if (n > 0 && s <= GPU_MAX_STREAMS)
         GPU_LAUNCH(g, post_mix, dim3(gpu_blocks(d, GPU_THREADS), n), GPU_THREADS, 0, mix, out, streams, s, d);
 }

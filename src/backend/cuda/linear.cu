@@ -1,5 +1,7 @@
-/* linear.cu: several independent products over the same rows, in one launch. A warp makes one output of every row. */
+/* linear.cu: several independent products over the same rows. Weights in tiles meet int8 or split halves on tensor cores
+ * (mm.cu). Others, and all against float32 activations: a warp makes one output of every row. */
 #include "backend/cuda/dot.cuh"
+#include "backend/cuda/products.cuh"
 
 enum { MAX_JOBS = 8 };
 
@@ -27,7 +29,7 @@ static __global__ void __launch_bounds__(GPU_THREADS, blocks_for(N)) products(co
     int64_t o = ((int64_t)blockIdx.x - job.first) * GPU_WARPS + threadIdx.x / 32;
     if (o >= job.w.ne1)
         return;
-    const uint8_t *row = row_of(job.w, 0, o);
+    const wrow row = row_of(job.w, 0, o);
     int part = (int)(o / job.per_group);
     for (int r0 = 0; r0 < a.n; r0 += N) {
         rowset<N> rows;
@@ -80,12 +82,118 @@ static int run_jobs(gpu *g, int n, const be_linear *jobs, int k, bool add)
     return gpu_ok(g) ? a.k : 0;
 }
 
+/* --- weights in tiles --- */
+
+typedef struct form_cut {
+    char *base;
+    size_t used;
+} form_cut;
+
+static void *cut(form_cut *c, size_t bytes)
+{
+    void *p = c->base ? c->base + c->used : NULL;
+    c->used += (bytes + 255) / 256 * 256;
+    return p;
+}
+
+/* Room for the forms that a job of this type needs; those of an earlier job with the same input are kept. */
+static void add_form(form_cut *c, mm_forms *f, const be_linear *j)
+{
+    size_t rows = BE_NARROW, k = (size_t)j->w->ne0 * (size_t)j->groups;
+    int ld = (int)k, group = unit_group(j->w->type);
+    if (group == 0 && !f->h.ld)
+        f->h = hrows{(uint4 *)cut(c, rows * k * 4), ld};
+    qrows *q = group == 32 ? &f->q32 : &f->q256;
+    if (group && !q->ld) {
+        q->ld = ld;
+        q->group = group;
+        q->q = (int8_t *)cut(c, rows * k);
+        q->d = (float *)cut(c, rows * k / (size_t)group * 4);
+        q->sum = group == 256 ? (int16_t *)cut(c, rows * k / 8) : NULL;
+    }
+}
+
+/* Inputs of the jobs: equal ones share their forms. */
+static int plan_forms(form_cut *c, mm_forms *forms, int *of, const be_linear *jobs, int k)
+{
+    int count = 0;
+    for (int i = 0; i < k; i++) {
+        of[i] = count;
+        for (int e = 0; e < i; e++)
+            if (jobs[e].x == jobs[i].x && jobs[e].ldx == jobs[i].ldx &&
+                jobs[e].w->ne0 * jobs[e].groups == jobs[i].w->ne0 * jobs[i].groups)
+                of[i] = of[e];
+        if (of[i] == count)
+            forms[count++] = mm_forms{};
+        add_form(c, &forms[of[i]], &jobs[i]);
+    }
+    return count;
+}
+
+/* Up to MM_JOBS jobs over up to BE_NARROW rows from row0 on. */
+static void run_tiled(gpu *g, int row0, int n, const be_linear *jobs, int k, bool add)
+{
+    mm_forms forms[MM_JOBS];
+    int of[MM_JOBS];
+    form_cut room = {NULL, 0};
+    plan_forms(&room, forms, of, jobs, k);
+    room = form_cut{(char *)gpu_scratch_get(g, G_ACT, room.used), 0};
+    if (!room.base)
+        return;
+    int count = plan_forms(&room, forms, of, jobs, k);
+    mm_args a = {};
+    a.n = n;
+    a.k = k;
+    for (int f = 0; f < count; f++)
+        for (int i = 0; i < k; i++)
+            if (of[i] == f) {
+                gpu_make_forms(g, n, (int)jobs[i].w->ne0 * jobs[i].groups, jobs[i].x + (int64_t)row0 * jobs[i].ldx,
+                               jobs[i].ldx, &forms[f]);
+                break;
+            }
+    for (int i = 0; i < k; i++) {
+        const be_linear *j = &jobs[i];
+        mm_job *m = &a.job[i];
+        int group = unit_group(j->w->type);
+        m->w = gpu_tiled(j->w);
+        m->x.q = group == 32 ? forms[of[i]].q32 : group ? forms[of[i]].q256 : qrows{};
+        m->x.h = group ? hrows{} : forms[of[i]].h;
+        m->y = j->y + (int64_t)row0 * j->ldy;
+        m->ldy = j->ldy;
+        m->group_tiles = m->w.tiles / j->groups;
+        m->add = add;
+    }
+    gpu_products(g, &a);
+}
+
+/* Tiles can be used: int8 activations, groups of whole tiles, every input of a form's size. */
+static bool takes_tiles(const gpu *g, const be_linear *j)
+{
+    return g->act == BE_ACT_Q8 && gpu_is_tiled(j->w) && j->w->ne1 % (TILE_ROWS * (int64_t)j->groups) == 0;
+}
+
+static void run_linear(gpu *g, int n, const be_linear *jobs, int k, bool add)
+{
+    be_linear tiled_jobs[MM_JOBS], others[MM_JOBS];
+    int t = 0, o = 0;
+    for (int i = 0; i < k; i++)
+        if (takes_tiles(g, &jobs[i]))
+            tiled_jobs[t++] = jobs[i];
+        else
+            others[o++] = jobs[i];
+    for (int row0 = 0; t && row0 < n && gpu_ok(g); row0 += BE_NARROW)
+        run_tiled(g, row0, n - row0 < BE_NARROW ? n - row0 : BE_NARROW, tiled_jobs, t, add);
+    const be_linear *left = others;
+    for (int done; gpu_ok(g) && o > 0; left += done, o -= done)
+        if (!(done = run_jobs(g, n, left, o, add)))
+            return;
+}
+
 void gpu_linear(backend *b, int n, const be_linear *jobs, int k)
 {
     gpu *g = gpu_of(b);
-    for (int done; gpu_ok(g) && n > 0 && k > 0; jobs += done, k -= done)
-        if (!(done = run_jobs(g, n, jobs, k, false)))
-            return;
+    for (; gpu_ok(g) && n > 0 && k > 0; jobs += MM_JOBS, k -= MM_JOBS)
+        run_linear(g, n, jobs, k < MM_JOBS ? k : MM_JOBS, false);
 }
 
 /* --- the Markov term of the drafter: logits += w2 . (row *prev of w1) --- */
@@ -98,7 +206,7 @@ static __global__ void table_row(wview w, const int32_t *prev, float *out, gpu_f
             *fault = gpu_fault{FAULT_MARKOV, token, (int)w.ne1};
         token = 0;
     }
-    const uint8_t *row = row_of(w, 0, token);
+    const wrow row = row_of(w, 0, token);
     for (; 32 * u < w.ne0; u += blockDim.x) {
         float v[32];
         unit_values(w, row, u, v);
@@ -115,7 +223,7 @@ void gpu_markov(backend *b, const be_weight *w1, const be_weight *w2, const int3
         return;
     GPU_LAUNCH(g, table_row, 1, 64, 0, view_of(g, w1), prev, row, g->fault);
     be_linear job = {w2, row, logits, (int)w2->ne0, (int)w2->ne1, 1};
-    run_jobs(g, 1, &job, 1, true);
+    run_linear(g, 1, &job, 1, true);
 }
 
 /* --- confidence: w . [hidden ; row prev of w1], one block per row, float64 --- */
@@ -130,7 +238,7 @@ static __global__ void confidence(wview w, wview w1, int d, const float *hidden,
             *fault = gpu_fault{FAULT_MARKOV, token, (int)w1.ne1};
         token = 0;
     }
-    const uint8_t *row = row_of(w, 0, 0), *markov = row_of(w1, 0, token);
+    const wrow row = row_of(w, 0, 0), markov = row_of(w1, 0, token);
     double sum = 0;
     for (int u = threadIdx.x; 32 * u < w.ne0; u += blockDim.x) {
         float v[32];

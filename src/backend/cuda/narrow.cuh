@@ -3,7 +3,7 @@
 #define DS4_BACKEND_CUDA_NARROW_CUH
 
 #include "backend/cuda/gpu.cuh"
-#include "backend/cuda/mma.cuh"
+#include "backend/cuda/mm.cuh"
 
 /* The rows of a launch, at most BE_NARROW. */
 typedef struct nrows {
@@ -17,14 +17,6 @@ DEV int rows_wanted(const nrows &r)
     int n = r.count ? *r.count : r.n;
     return n < r.n ? n : r.n;
 }
-
-/* int8 rows: q[row][ld], d[row][ld / group], sum[row][ld / 16] (group 256 only). */
-typedef struct qrows {
-    int8_t *q;
-    float *d;
-    int16_t *sum;
-    int ld, group;
-} qrows;
 
 /* Attention of a narrow forward: attend.cu. Takes the raw products of q_b, gives what out_a takes. */
 typedef struct nattend {

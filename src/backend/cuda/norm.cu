@@ -107,6 +107,7 @@ static __global__ void tap_rows(const int32_t *pos, const int32_t *seq, const fl
 void gpu_tap(backend *b, const be_rows *r, const float *streams, int slot, const be_store *ring)
 {
     int d = b->dims.d;
+    gpu_settle(gpu_of(b));
     if (r->n > 0)
         GPU_LAUNCH(gpu_of(b), tap_rows, dim3(gpu_blocks(d, GPU_THREADS), r->n), GPU_THREADS, 0, r->pos, r->seq, streams,
                    (int)b->dims.streams, d, slot, *ring);

@@ -7,6 +7,7 @@
 #include <cuda_runtime.h>
 
 #define DEV static __device__ __forceinline__
+#define DEV_MEMBER __device__ __forceinline__
 
 /* --- formats --- */
 

@@ -43,16 +43,22 @@ static void op_close(backend *b)
 
 static void *op_alloc(backend *b, size_t bytes) { return gpu_alloc(gpu_of(b), bytes); }
 
-static void op_upload(backend *b, void *dst, const void *src, size_t bytes) { gpu_upload(gpu_of(b), dst, src, bytes); }
+static void op_upload(backend *b, void *dst, const void *src, size_t bytes)
+{
+    gpu_settle(gpu_of(b));
+    gpu_upload(gpu_of(b), dst, src, bytes);
+}
 
 static void op_download(backend *b, void *dst, const void *src, size_t bytes)
 {
+    gpu_settle(gpu_of(b));
     gpu_download(gpu_of(b), dst, src, bytes);
 }
 
 static void op_copy(backend *b, void *dst, const void *src, size_t bytes)
 {
     gpu *g = gpu_of(b);
+    gpu_settle(g);
     if (gpu_ok(g) && bytes)
         GPU_CHECK(g, cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDeviceToDevice, g->stream));
 }
@@ -88,7 +94,7 @@ static bool op_step_begin(backend *b, uint64_t key)
     return true;
 }
 
-static void op_step_end(backend *b) { (void)b; }
+static void op_step_end(backend *b) { gpu_settle(gpu_of(b)); }
 
 static const backend_ops *gpu_ops(void)
 {
@@ -119,6 +125,7 @@ static const backend_ops *gpu_ops(void)
         .moe = gpu_moe,
         .tap = gpu_tap,
         .gather = gpu_gather,
+        .block = gpu_block_run,
         .pick = gpu_pick,
         .markov = gpu_markov,
         .confidence = gpu_confidence,

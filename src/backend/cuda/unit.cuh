@@ -36,10 +36,17 @@ typedef struct unit {
 typedef struct wview {
     const uint8_t *data;
     const uint64_t *grid;
-    int64_t ne1, row; /* rows of a slice; bytes of a packed row */
+    int64_t ne1, row; /* rows of a slice; bytes of a packed row, or of a tile */
     int ne0;
     uint32_t type;
+    bool tiled; /* tile.cuh */
 } wview;
+
+/* One row of a weight: its bytes, or its tile and the place in it. */
+typedef struct wrow {
+    const uint8_t *p;
+    int r; /* -1: not tiled */
+} wrow;
 
 BOTH bool unit_is_float(uint32_t type) { return type == Q_F32 || type == Q_F16 || type == Q_BF16; }
 
@@ -104,13 +111,6 @@ BOTH int64_t unit_row_bytes(uint32_t type, int64_t ne0)
     }
     return (bytes + 31) / 32 * 32;
 }
-
-static inline wview view_of(const gpu *g, const be_weight *w)
-{
-    return wview{(const uint8_t *)w->data, g->grid, w->ne1, unit_row_bytes(w->type, w->ne0), (int)w->ne0, w->type};
-}
-
-DEV const uint8_t *row_of(const wview &w, int64_t slice, int64_t o) { return w.data + (slice * w.ne1 + o) * w.row; }
 
 DEV uint16_t load16(const uint8_t *p) { return *reinterpret_cast<const uint16_t *>(p); }
 DEV uint32_t load32(const uint8_t *p) { return *reinterpret_cast<const uint32_t *>(p); }
@@ -290,55 +290,6 @@ DEV float unit_value(const unit &k, int i)
 {
     int q = (int8_t)(k.q[i / 4] >> 8 * (i % 4)), h = i / 16;
     return __fsub_rn(__fmul_rn(__fmul_rn(k.d, (float)k.s[h]), (float)q), __fmul_rn(k.dm, (float)k.m[h]));
-}
-
-/* The 32 values of unit u; of a float type those up to the row's end, then zeros. Slow and general. */
-DEV void unit_values(const wview &w, const uint8_t *row, int u, float *v)
-{
-    unit k;
-    switch (w.type) {
-    case Q_F32:
-    case Q_F16:
-    case Q_BF16:
-        for (int i = 0; i < 32; i++) {
-            int at = 32 * u + i;
-            v[i] = at >= w.ne0       ? 0
-                   : w.type == Q_F32 ? __uint_as_float(load32(row + 4 * at))
-                   : w.type == Q_F16 ? half_value(load16(row + 2 * at))
-                                     : bf16_value(load16(row + 2 * at));
-        }
-        return;
-    case Q_Q8_0:
-        open_unit<Q_Q8_0>(row, w.ne0, u, w.grid, k);
-        break;
-    case Q_Q4_0:
-        open_unit<Q_Q4_0>(row, w.ne0, u, w.grid, k);
-        break;
-    case Q_MXFP4:
-        open_unit<Q_MXFP4>(row, w.ne0, u, w.grid, k);
-        break;
-    case Q_Q2_K:
-        open_unit<Q_Q2_K>(row, w.ne0, u, w.grid, k);
-        break;
-    case Q_Q3_K:
-        open_unit<Q_Q3_K>(row, w.ne0, u, w.grid, k);
-        break;
-    case Q_Q4_K:
-        open_unit<Q_Q4_K>(row, w.ne0, u, w.grid, k);
-        break;
-    case Q_Q5_K:
-        open_unit<Q_Q5_K>(row, w.ne0, u, w.grid, k);
-        break;
-    case Q_Q6_K:
-        open_unit<Q_Q6_K>(row, w.ne0, u, w.grid, k);
-        break;
-    default:
-        open_unit<Q_IQ2_XXS>(row, w.ne0, u, w.grid, k);
-        break;
-    }
-#pragma unroll
-    for (int i = 0; i < 32; i++)
-        v[i] = unit_value(k, i);
 }
 
 #endif

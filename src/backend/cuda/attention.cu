@@ -1,0 +1,249 @@
+/* attention.cu: the products of the fused block's attention half, and what runs beside them.
+ *
+ *   phase_input   blocks: Sinkhorn of the connection | products of the normed input: query rank, KV row, compressors.
+ *                 The last of the query rank's blocks norms it and makes its forms.
+ *   phase_query   blocks: KV row finished and stored | compressor inputs stored and windows pooled | products of the
+ *                 query rank: queries, index queries */
+#include "backend/cuda/block.cuh"
+#include "backend/cuda/mm_block.cuh"
+#include "backend/cuda/row.cuh"
+
+typedef struct input_args {
+    mm_args m; /* job 0: query rank */
+    float *mix;
+    const float *qa, *qa_norm;
+    mm_forms qn;
+    int *counter;
+    int qa_blocks, rank, iterations;
+    float hc_eps, rms_eps;
+} input_args;
+
+/* A warp norms query ranks of rows warp, warp + 16, ... and makes their forms. rank: a multiple of 128. */
+DEV void finish_rank(const input_args &a)
+{
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    for (int r = warp; r < a.m.n; r += MM_WARPS) {
+        const float *x = a.qa + (int64_t)r * a.rank;
+        float sum = 0;
+        for (int i = lane; i < a.rank; i += 32)
+            sum = __fmaf_rn(__ldcg(x + i), __ldcg(x + i), sum);
+        sum = warp_sum(sum);
+        float f = __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(__fdiv_rn(sum, (float)a.rank), a.rms_eps)));
+        for (int at = 0; at < a.rank; at += 128) {
+            float v[4];
+            for (int e = 0; e < 4; e++) {
+                int i = at + 32 * e + lane;
+                warp_quantise32(a.qn.q32, r, at + 32 * e, __fmul_rn(__fmul_rn(__ldcg(x + i), f), a.qa_norm[i]), lane);
+                i = at + 4 * lane + e;
+                v[e] = __fmul_rn(__fmul_rn(__ldcg(x + i), f), a.qa_norm[i]);
+            }
+            if (a.qn.h.v)
+                put_halves(a.qn.h, r, at, v, lane);
+        }
+    }
+}
+
+template <int CT, bool FAST>
+static __global__ void __launch_bounds__(MM_THREADS, FAST ? 2 : 1) phase_input(const __grid_constant__ input_args a)
+{
+    __shared__ mm_room<CT> room;
+    __shared__ int last;
+    chain_next();
+    if (blockIdx.x == 0) {
+        chain_wait();
+        hyper_comb(a.mix, a.m.n, a.iterations, a.hc_eps);
+        return;
+    }
+    int job = mm_block<CT, FAST>(a.m, (int)blockIdx.x - 1, &room);
+    if (job == 0 && last_block(a.counter, a.qa_blocks, &last))
+        finish_rank(a);
+}
+
+void gpu_phase_input(gpu *g, const nrows &r, const be_block *w, const be_place *p, const block_room *k)
+{
+    const be_dims *m = &g->base.dims;
+    input_args a = {};
+    mm_job *j = a.m.job;
+    int rank = (int)w->q_a.ne0 ? (int)w->q_a.ne1 : 0, n = 0;
+    j[n++] = mm_plain(&w->q_a, &k->x, k->qa, rank);
+    j[n++] = mm_plain(&w->kv, &k->x, k->kv, m->head_dim);
+    if (p->ratio) {
+        j[n++] = mm_plain(&w->comp.kv, &k->x, k->comp_kv, (int)w->comp.kv.ne1);
+        j[n++] = mm_plain(&w->comp.gate, &k->x, k->comp_gate, (int)w->comp.gate.ne1);
+    }
+    if (p->ratio == 4) {
+        j[n++] = mm_plain(&w->index_comp.kv, &k->x, k->index_kv, (int)w->index_comp.kv.ne1);
+        j[n++] = mm_plain(&w->index_comp.gate, &k->x, k->index_gate, (int)w->index_comp.gate.ne1);
+    }
+    if (p->select)
+        j[n++] = mm_plain(&w->index_proj, &k->x, k->index_w, (int)w->index_proj.ne1);
+    a.m.k = n, a.m.n = r.n;
+    a.mix = k->mix, a.qa = k->qa, a.qa_norm = w->q_a_norm, a.qn = k->qn;
+    if (!p->select)
+        a.qn.h.v = NULL;
+    a.counter = k->counters + COUNT_QA;
+    a.rank = rank, a.iterations = m->sinkhorn, a.hc_eps = m->hc_eps, a.rms_eps = m->rms_eps;
+    int blocks = mm_plan(&a.m);
+    a.qa_blocks = j[1].first;
+    bool fast = mm_fast(&a.m);
+    auto *kernel = r.n <= 8 ? fast ? phase_input<1, true> : phase_input<1, false>
+                            : fast ? phase_input<2, true> : phase_input<2, false>;
+    GPU_CHAIN(g, kernel, blocks + 1, MM_THREADS, 0, a);
+}
+
+/* One compressor of a layer. */
+typedef struct pool_side {
+    const float *kv, *gate, *ape, *norm;
+    be_store ring, out;
+    bool index;
+} pool_side;
+
+typedef struct query_args {
+    mm_args m;
+    nrows r;
+    const float *kv_norm, *freq;
+    float *kv;
+    be_store raw; /* base NULL: not stored */
+    pool_side side[2];
+    int sides, ratio, dim, rope;
+    float eps;
+    bool sim_kv, sim_index;
+} query_args;
+
+/* Finishes the KV row of row r: norm, rotation, simulated FP8. */
+DEV void finish_kv_row(const query_args &a, int r, float *row, double *sums)
+{
+    float *x = a.kv + (int64_t)r * a.dim;
+    for (int i = threadIdx.x; i < a.dim; i += blockDim.x)
+        row[i] = x[i];
+    __syncthreads();
+    row_norm(row, a.kv_norm, a.dim, a.eps, sums);
+    row_rotate(row + a.dim - a.rope, a.r.pos[r], a.freq, a.rope / 2);
+    if (a.sim_kv)
+        row_sim_fp8(row, a.dim - a.rope);
+    float *to = a.raw.base ? ring_row(a.raw, a.r.seq[r], a.r.pos[r]) : NULL;
+    for (int i = threadIdx.x; i < a.dim; i += blockDim.x) {
+        x[i] = row[i];
+        if (to)
+            to[i] = row[i];
+    }
+}
+
+/* Input of position p of a sequence, column c of its 2 w numbers: of this forward if one of its rows is there (the ring
+ * is being written meanwhile), else from the ring. */
+DEV float window_value(const query_args &a, const pool_side &s, int own, int seq, int p, int w, int c)
+{
+    if (own < 0)
+        return ring_row(s.ring, seq, p)[c];
+    if (c < w)
+        return s.kv[(int64_t)own * w + c];
+    return __fadd_rn(s.gate[(int64_t)own * w + c - w], s.ape[(int64_t)(p % a.ratio) * w + c - w]);
+}
+
+DEV int own_row(const query_args &a, int seq, int p)
+{
+    for (int i = 0; i < a.r.n; i++)
+        if (a.r.pos[i] == p && a.r.seq[i] == seq)
+            return i;
+    return -1;
+}
+
+/* compress.cu states the rule; the same sums. from: rows of this forward for each position of the window, or -1. */
+DEV float pool_value(const query_args &a, const pool_side &s, const int *from, int seq, int start, int first, int end,
+                     int k)
+{
+    int w = s.ring.width / 2, d = s.out.width;
+    bool overlap = w == 2 * d;
+    float top = 0, sum = 0, acc = 0;
+    for (int p = first; p < end; p++) {
+        int lane = overlap && p >= start ? d : 0;
+        float z = window_value(a, s, from[p - first], seq, p, w, w + lane + k);
+        top = p == first || z > top ? z : top;
+    }
+    for (int p = first; p < end; p++) {
+        int lane = overlap && p >= start ? d : 0;
+        float e = expf(__fsub_rn(window_value(a, s, from[p - first], seq, p, w, w + lane + k), top));
+        sum = __fadd_rn(sum, e);
+        acc = __fadd_rn(acc, __fmul_rn(e, window_value(a, s, from[p - first], seq, p, w, lane + k)));
+    }
+    return __fdiv_rn(acc, sum);
+}
+
+/* Stores row r's compressor input; pools the window that ends with it, if one does. */
+DEV void pool_row(const query_args &a, const pool_side &s, int r, float *row, int *from, double *sums)
+{
+    int w = s.ring.width / 2, d = s.out.width, pos = a.r.pos[r], seq = a.r.seq[r], at = pos / a.ratio;
+    float *to = ring_row(s.ring, seq, pos);
+    for (int i = threadIdx.x; i < 2 * w; i += blockDim.x)
+        to[i] = window_value(a, s, r, seq, pos, w, i);
+    if ((pos + 1) % a.ratio)
+        return;
+    int start = at * a.ratio, first = w == 2 * d && at > 0 ? start - a.ratio : start, end = start + a.ratio;
+    for (int i = threadIdx.x; i < end - first; i += blockDim.x)
+        from[i] = own_row(a, seq, first + i);
+    __syncthreads();
+    for (int k = threadIdx.x; k < d; k += blockDim.x)
+        row[k] = pool_value(a, s, from, seq, start, first, end, k);
+    __syncthreads();
+    row_norm(row, s.norm, d, a.eps, sums);
+    row_rotate(row + d - a.rope, start, a.freq, a.rope / 2);
+    if (a.sim_kv && !s.index)
+        row_sim_fp8(row, d - a.rope);
+    if (a.sim_index && s.index && threadIdx.x < 32) {
+        warp_hadamard(row, d);
+        warp_sim_fp4(row, d);
+    }
+    __syncthreads();
+    float *out = array_row(s.out, seq, at);
+    for (int k = threadIdx.x; k < d; k += blockDim.x)
+        out[k] = row[k];
+}
+
+template <int CT, bool FAST>
+static __global__ void __launch_bounds__(MM_THREADS, FAST ? 2 : 1) phase_query(const __grid_constant__ query_args a)
+{
+    __shared__ mm_room<CT> room;
+    __shared__ double sums[32];
+    __shared__ int from[128];
+    int extra = a.r.n * (1 + a.sides), b = blockIdx.x;
+    chain_next();
+    if (b >= extra) {
+        mm_block<CT, FAST>(a.m, b - extra, &room);
+        return;
+    }
+    chain_wait();
+    int r = b % a.r.n, what = b / a.r.n;
+    if (r >= rows_wanted(a.r))
+        return;
+    if (what == 0)
+        finish_kv_row(a, r, room.part, sums);
+    else
+        pool_row(a, a.side[what - 1], r, room.part, from, sums);
+}
+
+void gpu_phase_query(gpu *g, const nrows &r, const be_block *w, const be_place *p, const block_room *k)
+{
+    const be_dims *m = &g->base.dims;
+    query_args a = {};
+    int n = 0;
+    a.m.job[n++] = mm_plain(&w->q_b, &k->qn, k->q, m->heads * m->head_dim);
+    if (p->select)
+        a.m.job[n++] = mm_plain(&w->index_q_b, &k->qn, k->index_q, (int)w->index_q_b.ne1);
+    a.m.k = n, a.m.n = r.n;
+    a.r = r;
+    a.kv_norm = w->kv_norm, a.freq = p->freq, a.kv = k->kv;
+    if (!p->drafter)
+        a.raw = *p->raw;
+    if (p->ratio)
+        a.side[a.sides++] = pool_side{k->comp_kv, k->comp_gate, w->comp.ape, w->comp.norm, *p->comp_in, *p->comp, false};
+    if (p->ratio == 4)
+        a.side[a.sides++] = pool_side{k->index_kv,       k->index_gate, w->index_comp.ape, w->index_comp.norm,
+                                      *p->index_in,      *p->index,     true};
+    a.ratio = p->ratio, a.dim = m->head_dim, a.rope = m->rope_dim, a.eps = m->rms_eps;
+    a.sim_kv = p->sim_kv, a.sim_index = p->sim_index;
+    int blocks = mm_plan(&a.m) + r.n * (1 + a.sides);
+    bool fast = mm_fast(&a.m);
+    auto *kernel = r.n <= 8 ? fast ? phase_query<1, true> : phase_query<1, false>
+                            : fast ? phase_query<2, true> : phase_query<2, false>;
+    GPU_CHAIN(g, kernel, blocks, MM_THREADS, 0, a);
+}

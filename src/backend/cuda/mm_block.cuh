@@ -1,0 +1,96 @@
+/* mm_block.cuh: what a block of MM_WARPS warps does with a job of products.cuh. */
+#ifndef DS4_BACKEND_CUDA_MM_BLOCK_CUH
+#define DS4_BACKEND_CUDA_MM_BLOCK_CUH
+
+#include "backend/cuda/products.cuh"
+
+/* One tile's share of a warp, of any type that tiles have; loads before the wait. */
+template <uint32_t T, int CT, bool HALVES = T == Q_F16>
+DEV void mm_share(const mm_job &j, int tile, int split, int n, int lane, float (&acc)[CT][4])
+{
+    int from = j.w.chunks * split / j.splits, count = j.w.chunks * (split + 1) / j.splits - from;
+    const uint8_t *p = j.w.p + (int64_t)tile * j.w.bytes + (int64_t)from * tile_chunk_bytes(T);
+    share<T, CT, HALVES> s;
+    colset<CT> c;
+    s.load(p, count, lane);
+    chain_wait();
+    set_columns<CT>(c, j.x, n, lane, tile / j.group_tiles * j.w.chunks * tile_inputs(T));
+    s.run(p, from, count, j.x, c, lane, acc);
+}
+
+template <int CT> DEV void mm_store(const mm_job &j, int tile0, int n, const float *part)
+{
+    int tiles = MM_WARPS / j.splits, per = CT * 128;
+    for (int v = threadIdx.x; v < tiles * per; v += MM_THREADS) {
+        int row, col, tile = v / per;
+        float y = sum_parts<CT>(part, tile * j.splits, j.splits, v % per, &row, &col);
+        if (tile0 + tile >= j.w.tiles || col >= n)
+            continue;
+        float *to = j.y + (int64_t)col * j.ldy + TILE_ROWS * (tile0 + tile) + row;
+        *to = j.add ? __fadd_rn(*to, y) : y;
+    }
+}
+
+/* The same into int8 rows, 32 outputs (two tiles) for each scale. */
+template <int CT> DEV void mm_quantise(const mm_job &j, int tile0, int n, const float *part, float *room)
+{
+    int tiles = MM_WARPS / j.splits, per = CT * 128, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    for (int t0 = 0; t0 < tiles; t0 += 2) {
+        for (int v = threadIdx.x; v < 2 * per; v += MM_THREADS) {
+            int row, col;
+            float y = sum_parts<CT>(part, (t0 + v / per) * j.splits, j.splits, v % per, &row, &col);
+            room[col * 33 + TILE_ROWS * (v / per) + row] = y;
+        }
+        __syncthreads();
+        if (warp < n && tile0 + t0 < j.w.tiles)
+            warp_quantise32(j.out, warp, TILE_ROWS * (tile0 + t0), room[warp * 33 + lane], lane);
+        __syncthreads();
+    }
+}
+
+template <int CT, bool FAST>
+DEV void mm_any(const mm_job &j, int tile, int split, int n, int lane, float (&acc)[CT][4])
+{
+    if (j.w.type == Q_Q8_0)
+        mm_share<Q_Q8_0, CT>(j, tile, split, n, lane, acc);
+    else if (j.w.type == Q_F16)
+        mm_share<Q_F16, CT>(j, tile, split, n, lane, acc);
+    else if constexpr (!FAST) {
+        if (j.w.type == Q_MXFP4)
+            mm_share<Q_MXFP4, CT>(j, tile, split, n, lane, acc);
+        else if (j.w.type == Q_Q4_K)
+            mm_share<Q_Q4_K, CT>(j, tile, split, n, lane, acc);
+        else if (j.w.type == Q_Q2_K)
+            mm_share<Q_Q2_K, CT>(j, tile, split, n, lane, acc);
+        else
+            mm_share<Q_IQ2_XXS, CT>(j, tile, split, n, lane, acc);
+    }
+}
+
+template <int CT> struct mm_room {
+    float part[MM_WARPS * CT * 128], room[8 * CT * 33];
+};
+
+/* Block `block` of the launch's products; returns the job's number. Waits for the kernel before on every path. */
+template <int CT, bool FAST> DEV int mm_block(const mm_args &a, int block, mm_room<CT> *s)
+{
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, i = 0;
+    while (i + 1 < a.k && block >= a.job[i + 1].first)
+        i++;
+    const mm_job &j = a.job[i];
+    int tiles = MM_WARPS / j.splits, tile0 = (block - j.first) * tiles, tile = tile0 + warp / j.splits;
+    float acc[CT][4] = {};
+    if (tile < j.w.tiles)
+        mm_any<CT, FAST>(j, tile, warp % j.splits, a.n, lane, acc);
+    else
+        chain_wait();
+    put_part<CT>(s->part, warp, lane, acc);
+    __syncthreads();
+    if (j.out.q)
+        mm_quantise<CT>(j, tile0, a.n, s->part, s->room);
+    else
+        mm_store<CT>(j, tile0, a.n, s->part);
+    return i;
+}
+
+#endif

@@ -1,0 +1,151 @@
+/* products.cuh: products of tiled weights with the rows of a narrow forward, several in one launch (mm.cu). */
+#ifndef DS4_BACKEND_CUDA_PRODUCTS_CUH
+#define DS4_BACKEND_CUDA_PRODUCTS_CUH
+
+#include "backend/cuda/narrow.cuh"
+
+enum { MM_JOBS = 8, MM_WARPS = 16, MM_THREADS = 32 * MM_WARPS };
+
+/* A weight in tiles. */
+typedef struct tiled {
+    const uint8_t *p;
+    int64_t slice; /* bytes of a slice (expert) */
+    int64_t bytes; /* of a tile */
+    uint32_t type;
+    int tiles, chunks; /* tiles of a slice, chunks of a tile */
+} tiled;
+
+bool gpu_is_tiled(const be_weight *w);
+tiled gpu_tiled(const be_weight *w);
+
+typedef struct mm_job {
+    tiled w;
+    mm_input x;
+    float *y;        /* [n][ldy], or */
+    qrows out;       /* int8 rows with a scale per 32, when out.q is not NULL (blocks then make 32 outputs at least) */
+    int ldy;
+    int group_tiles; /* tiles that share one group of inputs; group p sees inputs p * ne0 .. */
+    int splits;      /* warps that share a tile; set by mm_plan */
+    int first;       /* first block of the launch; set by mm_plan */
+    bool add;        /* y += instead of y = */
+} mm_job;
+
+typedef struct mm_args {
+    mm_job job[MM_JOBS];
+    int k, n;
+} mm_args;
+
+/* How many warps share a tile (a power of two): about 8 KB for each. Depends on the shape alone. */
+int mm_splits(const tiled *w);
+/* Sets splits and first of all jobs; returns the number of blocks. */
+int mm_plan(mm_args *a);
+/* All jobs are of the types that kernels FAST take. */
+bool mm_fast(const mm_args *a);
+
+/* int8 and half forms of float rows x [n][ldx], columns [0, k). Any of q32, q256, h may have a NULL member. */
+typedef struct mm_forms {
+    qrows q32, q256;
+    hrows h;
+} mm_forms;
+void gpu_make_forms(gpu *g, int n, int k, const float *x, int ldx, const mm_forms *f);
+
+/* A job without groups whose result is float rows. */
+mm_job mm_plain(const be_weight *w, const mm_forms *x, float *y, int ldy);
+/* Runs the jobs over n <= BE_NARROW rows. */
+void gpu_products(gpu *g, mm_args *a);
+
+/* --- inside kernels --- */
+
+/* Columns = rows 0 .. n-1, from number `offset` on. */
+template <int CT> DEV void set_columns(colset<CT> &c, const mm_input &in, int n, int lane, int offset)
+{
+    int g = lane / 4, t = lane % 4, ld = in.q.q ? in.q.ld : in.h.ld, group = in.q.q ? in.q.group : 32;
+#pragma unroll
+    for (int ct = 0; ct < CT; ct++) {
+        int r = 8 * ct + g < n ? 8 * ct + g : n - 1;
+        c.at[ct] = r * ld + offset;
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            int col = 8 * ct + 2 * t + i < n ? 8 * ct + 2 * t + i : n - 1;
+            c.d[ct][i] = (col * ld + offset) / group;
+        }
+    }
+}
+
+/* part[warp][ct * 128 + 32 i + lane] */
+template <int CT> DEV void put_part(float *part, int warp, int lane, const float (&acc)[CT][4])
+{
+#pragma unroll
+    for (int ct = 0; ct < CT; ct++)
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            part[(warp * CT + ct) * 128 + 32 * i + lane] = acc[ct][i];
+}
+
+/* Number e of a tile: sum of `splits` warps' parts in order; its row and column. */
+template <int CT> DEV float sum_parts(const float *part, int first_warp, int splits, int e, int *row, int *col)
+{
+    float v = part[first_warp * CT * 128 + e];
+    for (int s = 1; s < splits; s++)
+        v = __fadd_rn(v, part[(first_warp + s) * CT * 128 + e]);
+    int lane = e % 32, i = e % 128 / 32;
+    *row = acc_row(lane, i);
+    *col = 8 * (e / 128) + acc_col(lane, i);
+    return v;
+}
+
+/* Reciprocal of the scale for a largest magnitude (as bits); act.cu states the rule. */
+DEV float quant_scale(uint32_t top, float *recip)
+{
+    *recip = 0;
+    if (top >= 0x7f800000u)
+        return __uint_as_float(0x7fc00000u);
+    float d = __fdiv_rn(__uint_as_float(top), 127.0f), r = __fdiv_rn(1.0f, d);
+    if (r > 3.402823466e38f)
+        return 0;
+    *recip = r;
+    return d;
+}
+
+/* A warp quantises 32 numbers, one per lane, to out[row][at ..]. */
+DEV void warp_quantise32(const qrows &out, int row, int at, float v, int lane)
+{
+    float recip, d = quant_scale(warp_max(__float_as_uint(v) & 0x7fffffffu), &recip);
+    int q = recip == 0 ? 0 : __float2int_rn(__fmul_rn(v, recip));
+    int64_t to = (int64_t)row * out.ld + at;
+    out.q[to + lane] = (int8_t)q;
+    if (lane == 0)
+        out.d[to / 32] = d;
+}
+
+/* A warp quantises 256 numbers, v[i] = number 32 i + lane. */
+DEV void warp_quantise256(const qrows &out, int row, int at, const float (&v)[8], int lane)
+{
+    uint32_t top = 0;
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        uint32_t a = __float_as_uint(v[i]) & 0x7fffffffu;
+        top = a > top ? a : top;
+    }
+    float recip, d = quant_scale(warp_max(top), &recip);
+    int64_t to = (int64_t)row * out.ld + at;
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        int q = recip == 0 ? 0 : __float2int_rn(__fmul_rn(v[i], recip)), sum = q;
+        out.q[to + 32 * i + lane] = (int8_t)q;
+        for (int step = 8; step; step >>= 1)
+            sum += __shfl_xor_sync(FULL_WARP, sum, step);
+        if (lane % 16 == 0)
+            out.sum[(to + 32 * i + lane) / 16] = (int16_t)sum;
+    }
+    if (lane == 0)
+        out.d[to / 256] = d;
+}
+
+/* Four numbers of every lane (4 lane .. 4 lane + 3 of 128) as split halves. */
+DEV void put_halves(const hrows &out, int row, int at, const float (&v)[4], int lane)
+{
+    out.v[((int64_t)row * out.ld + at) / 4 + lane] = split_halves(v);
+}
+
+#endif
