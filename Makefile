@@ -80,10 +80,16 @@ ifeq ($(CUDA),nvcc)
 $(BUILD)/%.cu.o: src/%.cu
 	@mkdir -p $(@D)
 	$(NVCC) $(NVFLAGS) -c -o $@ $<
+$(BUILD)/tests/%.o: tests/%.cu
+	@mkdir -p $(@D)
+	$(NVCC) $(NVFLAGS) -Itests -c -o $@ $<
 else ifeq ($(CUDA),emu)
 $(BUILD)/%.cu.o: src/%.cu
 	@mkdir -p $(@D)
 	$(CXX) $(EMUFLAGS) -x c++ -c -o $@ $<
+$(BUILD)/tests/%.o: tests/%.cu
+	@mkdir -p $(@D)
+	$(CXX) $(EMUFLAGS) -Itests -x c++ -c -o $@ $<
 $(BUILD)/tests/cuda/emu/emu.o: tests/cuda/emu/emu.cc
 	@mkdir -p $(@D)
 	$(CXX) $(EMUFLAGS) -c -o $@ $<
@@ -195,6 +201,7 @@ cuda-regression: test-gpu cuda
 #: make test-gpu           tests of the CUDA backend on the GPU (CUDA_ARCH as for make cuda)
 #: make test-emu           the same tests without a GPU, on a slow emulation of the device
 GPU_TESTS = $(patsubst tests/%.c,$(BUILD)/tests/%,$(wildcard tests/cuda/t_*.c)) \
+    $(patsubst tests/%.cu,$(BUILD)/tests/%,$(wildcard tests/cuda/t_*.cu)) \
     $(BUILD)/tests/model/t_narrow $(BUILD)/tests/spec/t_spec
 test-gpu:
 	@$(MAKE) --no-print-directory $(CUDA_BUILD) run-gpu-tests

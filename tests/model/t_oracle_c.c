@@ -66,10 +66,10 @@ static gguf *open_part(const ctx *c, const char *name)
     return g;
 }
 
-static void open_rig(const ctx *c, rig *r, enum kv_sim sim)
+static void open_rig(const ctx *c, rig *r, enum kv_sim sim, bool composed)
 {
     rig_open(r, open_part(c, "trunk"), open_part(c, "drafter"),
-             (rig_options){.act = BE_ACT_FLOAT, .sim = sim, .threads = 2, .ctx = 448});
+             (rig_options){.act = BE_ACT_FLOAT, .sim = sim, .threads = 2, .ctx = 448, .composed = composed});
 }
 
 /* --- logits --- */
@@ -107,7 +107,7 @@ static void logits_of(const ctx *c, const char *mode, enum kv_sim sim)
     json_t *j = golden_json(c->dir, "golden.json");
     int32_t *ids = golden_ints(j, "tokens", NULL);
     rig r;
-    open_rig(c, &r, sim);
+    open_rig(c, &r, sim, false);
     float *logits = calloc(TOKENS * rig_vocab(&r), sizeof *logits);
     assert_non_null(logits);
     rig_run(&r, 0, ids, 0, TOKENS, BE_NARROW, logits);
@@ -134,6 +134,19 @@ static void kvfp8_logits(void **s)
     logits_of(c, "kvfp8", KV_SIM_FP8);
 }
 
+static void full_logits_of_whole_forwards(void **s)
+{
+    ctx *c = *s;
+    const char *name = getenv("DS4_TEST_BACKEND");
+    if (!c->dir)
+        skip();
+    if (!name || !strcmp(name, "cpu")) {
+        print_message("skipped (on the CPU the next test does the same)\n");
+        skip();
+    }
+    logits_of(c, "full", KV_SIM_FULL);
+}
+
 /* --- mode full: layer outputs, stores, drafter on the way --- */
 
 typedef struct seen {
@@ -151,11 +164,11 @@ static void copy_spots(rig *r, int layer, int at, int n, seen *s)
         int k = spot_of(at + i);
         if (k < 0)
             continue;
-        memcpy(s->streams[layer] + (size_t)k * SD, r->m.sc.streams + (size_t)i * SD, SD * sizeof(float));
-        memcpy(s->ffn[layer] + (size_t)k * D, r->m.sc.out + (size_t)i * D, D * sizeof(float));
-        be_linear out = {
-            w, r->m.sc.low + (size_t)i * (size_t)w->ne0, s->attn[layer] + (size_t)k * D, (int)w->ne0, (int)w->ne1, 1};
+        rig_get(r, s->streams[layer] + (size_t)k * SD, r->m.sc.streams + (size_t)i * SD, SD);
+        rig_get(r, s->ffn[layer] + (size_t)k * D, r->m.sc.out + (size_t)i * D, D);
+        be_linear out = {w, r->m.sc.low + (size_t)i * (size_t)w->ne0, r->m.sc.x, (int)w->ne0, (int)w->ne1, 1};
         r->b->op->linear(r->b, 1, &out, 1);
+        rig_get(r, s->attn[layer] + (size_t)k * D, r->m.sc.x, D);
     }
 }
 
@@ -189,14 +202,14 @@ static void draft_case(rig *r, const json_t *o, int k, int len, seen *s)
     const size_t D = (size_t)r->m.s.dims.d, K = (size_t)r->m.s.dims.head_dim, V = rig_vocab(r);
     store_row(r, &r->k.tap, len - 1, s->features + (size_t)k * 3 * D);
     rig_absorb(r, 0, len - 1, len);
-    memcpy(s->main_x + (size_t)k * D, r->m.sc.main_x, D * sizeof(float));
+    rig_get(r, s->main_x + (size_t)k * D, r->m.sc.main_x, D);
     for (int st = 0; st < 3; st++)
         for (int i = 0; i < 4; i++)
             store_row(r, &r->k.stage[st], len - 4 + i, s->rows + (((size_t)k * 3 + (size_t)st) * 4 + (size_t)i) * K);
     int32_t anchor = (int32_t)json_integer_value(json_object_get(o, "anchor")), *want = golden_ints(o, "drafts", NULL);
     double *conf = golden_nums(o, "confidence_logits", NULL), *margin = golden_nums(o, "margins", NULL);
     rig_drafts d = rig_draft(r, 0, anchor, len, s->base + (size_t)k * BLOCK * V, NULL);
-    memcpy(s->hidden + (size_t)k * BLOCK * D, r->m.sc.hidden, BLOCK * D * sizeof(float));
+    rig_get(r, s->hidden + (size_t)k * BLOCK * D, r->m.sc.hidden, BLOCK * D);
     bool chain = true;
     for (int i = 0; i < BLOCK && chain; i++) {
         bool same = d.id[i + 1] == want[i];
@@ -280,7 +293,7 @@ static void full_logits_layers_and_drafts(void **state)
     const json_t *cases = json_object_get(j, "dspark");
     int32_t *ids = golden_ints(j, "tokens", NULL);
     rig r;
-    open_rig(c, &r, KV_SIM_FULL);
+    open_rig(c, &r, KV_SIM_FULL, true);
     float *logits = room(TOKENS * rig_vocab(&r));
     seen s = seen_make(&r);
     int at = 0;
@@ -344,6 +357,7 @@ static int teardown(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(exact_logits), cmocka_unit_test(kvfp8_logits),
+                                       cmocka_unit_test(full_logits_of_whole_forwards),
                                        cmocka_unit_test(full_logits_layers_and_drafts)};
     return cmocka_run_group_tests(tests, setup, teardown);
 }

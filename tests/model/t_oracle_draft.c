@@ -274,7 +274,7 @@ static void stage_outputs(void **s)
     int n, at = 0;
     int32_t *ids = sequence(c, &n);
     rig r;
-    oracle_open(&r, c->files, "f32", KV_SIM_FULL, 1024);
+    oracle_open_composed(&r, c->files, "f32", KV_SIM_FULL, 1024);
     advance(&r, ids, &at, 5);
     check_stages(&r, 5, ids[5], 1e-4);
     advance(&r, ids, &at, 300);

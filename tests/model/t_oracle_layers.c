@@ -44,7 +44,8 @@ static void seen_free(seen *s)
     free(s->route_id), free(s->sel);
 }
 
-/* One chunk of rows through a layer. What the layer overwrites on its way is made again from its parts. */
+/* One chunk of rows through a layer. What the layer overwrites on its way is made again from its parts. Scratch that is
+ * free at that moment takes the results on the device. */
 static void chunk(rig *r, int layer, const int32_t *ids, const float *in, int at, int n, seen *s)
 {
     const be_dims *d = &r->m.s.dims;
@@ -56,19 +57,24 @@ static void chunk(rig *r, int layer, const int32_t *ids, const float *in, int at
     const size_t p = (size_t)at, k = (size_t)n, T = (size_t)d->idx_topk;
     be_rows rows = rig_rows(r, 0, n, ids + at, at, 0);
     op->upload(r->b, sc->streams, in + p * SD, k * SD * sizeof(float));
-    op->hc_pre(r->b, n, &L->hc_attn, L->attn_norm, sc->streams, s->mix + p * M, s->pre_attn + p * D, sc->x);
+    op->hc_pre(r->b, n, &L->hc_attn, L->attn_norm, sc->streams, sc->mix, sc->out, sc->x);
+    rig_get(r, s->mix + p * M, sc->mix, k * M);
+    rig_get(r, s->pre_attn + p * D, sc->out, k * D);
     forward_layer(&r->m, &r->k, layer, &rows);
-    memcpy(s->streams + p * SD, sc->streams, k * SD * sizeof(float));
-    memcpy(s->ffn + p * D, sc->out, k * D * sizeof(float));
-    memcpy(s->route_id + p * U, sc->route_id, k * U * sizeof(int32_t));
-    memcpy(s->route_w + p * U, sc->route_w, k * U * sizeof(float));
+    rig_get(r, s->streams + p * SD, sc->streams, k * SD);
+    rig_get(r, s->ffn + p * D, sc->out, k * D);
+    op->download(r->b, s->route_id + p * U, sc->route_id, k * U * sizeof(int32_t));
+    rig_get(r, s->route_w + p * U, sc->route_w, k * U);
     if (r->m.s.ratio[layer] == 4 && at + n > 4 * d->idx_topk)
-        memcpy(s->sel + p * T, sc->sel, k * T * sizeof(int32_t));
-    be_linear out = {&L->out_b, sc->low, s->attn + p * D, (int)L->out_b.ne0, (int)L->out_b.ne1, 1};
+        op->download(r->b, s->sel + p * T, sc->sel, k * T * sizeof(int32_t));
+    be_linear out = {&L->out_b, sc->low, sc->out, (int)L->out_b.ne0, (int)L->out_b.ne1, 1};
     op->linear(r->b, n, &out, 1);
+    rig_get(r, s->attn + p * D, sc->out, k * D);
     op->upload(r->b, sc->streams, in + p * SD, k * SD * sizeof(float));
-    op->hc_post(r->b, n, s->mix + p * M, s->attn + p * D, sc->streams);
-    op->hc_pre(r->b, n, &L->hc_ffn, L->ffn_norm, sc->streams, sc->mix, s->pre_ffn + p * D, sc->x);
+    op->upload(r->b, sc->mix, s->mix + p * M, k * M * sizeof(float));
+    op->hc_post(r->b, n, sc->mix, sc->out, sc->streams);
+    op->hc_pre(r->b, n, &L->hc_ffn, L->ffn_norm, sc->streams, sc->mix, sc->out, sc->x);
+    rig_get(r, s->pre_ffn + p * D, sc->out, k * D);
     rig_sync(r);
 }
 
@@ -86,7 +92,8 @@ static float *inputs(rig *r, int layer, const int32_t *ids)
     }
     for (int at = 0; at < POSITIONS; at += CHUNK) {
         be_rows rows = rig_rows(r, 0, CHUNK, ids + at, at, 0);
-        r->b->op->embed(r->b, &rows, &r->m.w.embed, in + (size_t)at * SD);
+        r->b->op->embed(r->b, &rows, &r->m.w.embed, r->m.sc.streams);
+        rig_get(r, in + (size_t)at * SD, r->m.sc.streams, CHUNK * SD);
     }
     return in;
 }
@@ -120,9 +127,8 @@ static void check_store(rig *r, int layer, const char *name, const be_store *st,
     npy a = golden_array("oracle_a/layer%d_%s.npy", layer, name);
     float *got = room(a.count);
     for (size_t i = 0; i < a.shape[0]; i++)
-        r->b->op->download(r->b, got + i * (size_t)st->width,
-                           st->base + (size_t)((first + (int)i) % st->cap) * (size_t)st->width,
-                           (size_t)st->width * sizeof(float));
+        rig_get(r, got + i * (size_t)st->width, st->base + (size_t)((first + (int)i) % st->cap) * (size_t)st->width,
+                (size_t)st->width);
     check(layer, name, got, 2e-5);
     free(got);
     npy_free(&a);
@@ -185,8 +191,8 @@ static tie find_tie(rig *r, int layer, const int32_t *ids, const float *in, seen
         chunk(r, layer, ids, in, at, CHUNK, s);
     r->m.sim = KV_SIM_FULL;
     for (int p = 0; p < POSITIONS; p++)
-        memcpy(rows + (size_t)p * (size_t)st->width, st->base + (size_t)(p % st->cap) * (size_t)st->width,
-               (size_t)st->width * sizeof(float));
+        rig_get(r, rows + (size_t)p * (size_t)st->width, st->base + (size_t)(p % st->cap) * (size_t)st->width,
+                (size_t)st->width);
     tie t = nearest_tie(rows, st->width);
     free(rows);
     return t;
@@ -201,9 +207,12 @@ static void run_flipped(rig *r, int layer, const int32_t *ids, const float *in, 
     assert_true(t.distance < 1e-4);
     for (int at = 0; at < POSITIONS; at++) {
         chunk(r, layer, ids, in, at, 1, s);
-        float *v = st->base + (size_t)(t.pos % st->cap) * (size_t)st->width + t.dim;
-        if (at == t.pos)
-            *v = *v == t.up ? t.down : t.up;
+        float *dev = st->base + (size_t)(t.pos % st->cap) * (size_t)st->width + t.dim, v;
+        if (at != t.pos)
+            continue;
+        rig_get(r, &v, dev, 1);
+        v = v == t.up ? t.down : t.up;
+        r->b->op->upload(r->b, dev, &v, sizeof v);
     }
 }
 
@@ -236,7 +245,7 @@ static rig open_rig(oracle *c, seen *s)
     rig r;
     if (!c->dir)
         skip();
-    oracle_open(&r, c->files, "f32", KV_SIM_FULL, 256);
+    oracle_open_composed(&r, c->files, "f32", KV_SIM_FULL, 256);
     *s = seen_make(&r.m.s.dims);
     return r;
 }

@@ -93,8 +93,19 @@ static gguf *open_part(const char *files, const char *part, const char *variant)
     return g;
 }
 
+static void open_both(rig *r, const char *files, const char *variant, rig_options o)
+{
+    o.act = BE_ACT_FLOAT;
+    o.threads = 2;
+    rig_open(r, open_part(files, "trunk", variant), open_part(files, "drafter", variant), o);
+}
+
 void oracle_open(rig *r, const char *files, const char *variant, enum kv_sim sim, int ctx)
 {
-    rig_open(r, open_part(files, "trunk", variant), open_part(files, "drafter", variant),
-             (rig_options){.act = BE_ACT_FLOAT, .sim = sim, .threads = 2, .ctx = ctx});
+    open_both(r, files, variant, (rig_options){.sim = sim, .ctx = ctx});
+}
+
+void oracle_open_composed(rig *r, const char *files, const char *variant, enum kv_sim sim, int ctx)
+{
+    open_both(r, files, variant, (rig_options){.sim = sim, .ctx = ctx, .composed = true});
 }

@@ -15,7 +15,9 @@ typedef struct oracle {
 int oracle_setup(void **state);
 int oracle_teardown(void **state);
 
-/* Opens trunk and drafter of a variant ("f32", "q8"). */
+/* Opens trunk and drafter of a variant ("f32", "q8") on the backend that DS4_TEST_BACKEND names; oracle_open_composed:
+ * of single operations (rig.h). */
 void oracle_open(rig *r, const char *files, const char *variant, enum kv_sim sim, int ctx);
+void oracle_open_composed(rig *r, const char *files, const char *variant, enum kv_sim sim, int ctx);
 
 #endif

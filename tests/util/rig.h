@@ -1,4 +1,4 @@
-/* rig.h: a model on the CPU with KV state, driven directly through forward.c. Header only, since it needs the model
+/* rig.h: a model on a backend with KV state, driven directly through forward.c. Header only, since it needs the model
  * room's libraries. */
 #ifndef TESTS_UTIL_RIG_H
 #define TESTS_UTIL_RIG_H
@@ -20,6 +20,7 @@ typedef struct rig {
     gguf *trunk, *drafter; /* owned */
     model m;
     kv k;
+    backend_ops *composed; /* owned */
 } rig;
 
 typedef struct rig_options {
@@ -28,6 +29,7 @@ typedef struct rig_options {
     int threads; /* 0 = one */
     int slots;   /* 0 = one */
     int ctx;
+    bool composed; /* blocks of single operations, nothing captured: what lies between them can be looked at */
 } rig_options;
 
 static inline void rig_check(int rc, const ds4_err *e)
@@ -56,12 +58,33 @@ static inline void rig_backend(rig *r, const rig_options *o)
     rig_check(rc, &e);
 }
 
+static inline bool rig_issue_step(backend *b, uint64_t key)
+{
+    (void)b, (void)key;
+    return true;
+}
+
+static inline void rig_end_step(backend *b) { (void)b; }
+
+static inline void rig_compose(rig *r)
+{
+    r->composed = malloc(sizeof *r->composed);
+    assert_non_null(r->composed);
+    *r->composed = *r->b->op;
+    r->composed->block = NULL;
+    r->composed->step_begin = rig_issue_step;
+    r->composed->step_end = rig_end_step;
+    r->b->op = r->composed;
+}
+
 /* Takes ownership of the files; drafter may be NULL. Fails the test on any error. */
 static inline void rig_open(rig *r, gguf *trunk, gguf *drafter, rig_options o)
 {
     ds4_err e = {0};
     *r = (rig){.trunk = trunk, .drafter = drafter};
     rig_backend(r, &o);
+    if (o.composed)
+        rig_compose(r);
     rig_check(model_open(&r->m, r->b, trunk, drafter, &(model_options){.sim = o.sim}, &e), &e);
     int slots = o.slots ? o.slots : 1;
     rig_check(kv_open(&r->k, r->b, &r->m.s, drafter ? &r->m.ds : NULL, slots, o.ctx, &e), &e);
@@ -72,8 +95,15 @@ static inline void rig_close(rig *r)
     kv_close(&r->k);
     model_close(&r->m);
     r->b->op->close(r->b);
+    free(r->composed);
     gguf_close(r->trunk);
     gguf_close(r->drafter);
+}
+
+/* n numbers of device memory. */
+static inline void rig_get(rig *r, float *host, const float *dev, size_t n)
+{
+    r->b->op->download(r->b, host, dev, n * sizeof *host);
 }
 
 static inline size_t rig_vocab(const rig *r) { return (size_t)r->m.s.dims.vocab; }

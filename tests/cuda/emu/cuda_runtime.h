@@ -14,6 +14,7 @@
 
 #include <cmath>
 #include <tuple>
+#include <type_traits>
 
 #define __global__
 #define __device__
@@ -22,32 +23,30 @@
 #define __forceinline__ inline
 #define __launch_bounds__(...)
 #define __grid_constant__
+#define GPU_EMULATED
 #define GPU_DYNAMIC_SMEM(type, name) type *name = static_cast<type *>(emu_dynamic_smem())
 
 struct dim3 {
     unsigned x, y, z;
     constexpr dim3(unsigned a = 1, unsigned b = 1, unsigned c = 1) : x(a), y(b), z(c) {}
 };
-struct alignas(8) float2 {
-    float x, y;
-};
-struct alignas(16) float4 {
-    float x, y, z, w;
-};
-struct alignas(4) short2 {
-    short x, y;
-};
-struct alignas(16) int4 {
-    int x, y, z, w;
-};
-struct alignas(8) uint2 {
-    unsigned x, y;
-};
-struct alignas(16) uint4 {
-    unsigned x, y, z, w;
-};
-static inline float2 make_float2(float x, float y) { return {x, y}; }
-static inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+#define EMU_VECTORS(T, name, size)                                                                                     \
+    struct alignas(2 * size) name##2 {                                                                                 \
+        T x, y;                                                                                                        \
+    };                                                                                                                 \
+    struct alignas(4 * size > 16 ? 16 : 4 * size) name##4 {                                                            \
+        T x, y, z, w;                                                                                                  \
+    };                                                                                                                 \
+    static inline name##2 make_##name##2(T x, T y) { return {x, y}; }                                                  \
+    static inline name##4 make_##name##4(T x, T y, T z, T w) { return {x, y, z, w}; }
+EMU_VECTORS(signed char, char, 1)
+EMU_VECTORS(unsigned char, uchar, 1)
+EMU_VECTORS(short, short, 2)
+EMU_VECTORS(unsigned short, ushort, 2)
+EMU_VECTORS(int, int, 4)
+EMU_VECTORS(unsigned, uint, 4)
+EMU_VECTORS(float, float, 4)
+EMU_VECTORS(double, double, 8)
 
 extern dim3 threadIdx, blockIdx, blockDim, gridDim;
 
@@ -55,38 +54,119 @@ extern dim3 threadIdx, blockIdx, blockDim, gridDim;
 void *emu_dynamic_smem(void);
 void emu_run(dim3 grid, dim3 block, size_t smem, void (*fn)(void *), void *ctx);
 void emu_warp_barrier(void);
-void *emu_warp_slots(void); /* 32 slots of 8 bytes for the exchange that begins here; alternates between two sets */
+void *emu_warp_slots(void); /* 1536 bytes for the exchange that begins here; alternates between two sets */
 void __syncthreads(void);
 static inline void __syncwarp(unsigned = 0xffffffffu) { emu_warp_barrier(); }
 
-template <class T> static inline T __shfl_sync(unsigned, T v, int from)
+unsigned emu_lane(void);
+template <class T> static inline T emu_shuffle(T v, int from)
 {
     static_assert(sizeof(T) <= 8, "shuffles move at most 8 bytes");
     uint64_t *slot = static_cast<uint64_t *>(emu_warp_slots());
-    memcpy(&slot[threadIdx.x % 32], &v, sizeof v);
+    memcpy(&slot[emu_lane()], &v, sizeof v);
     emu_warp_barrier();
-    memcpy(&v, &slot[from & 31], sizeof v);
+    memcpy(&v, &slot[from], sizeof v);
     return v;
 }
-template <class T> static inline T __shfl_xor_sync(unsigned mask, T v, int x)
+template <class T> static inline T __shfl_sync(unsigned, T v, int from, int width = 32)
 {
-    return __shfl_sync(mask, v, (int)(threadIdx.x % 32) ^ x);
+    return emu_shuffle(v, (int)(emu_lane() & ~(width - 1)) | (from & (width - 1)));
+}
+template <class T> static inline T __shfl_xor_sync(unsigned, T v, int x, int = 32)
+{
+    return emu_shuffle(v, (int)emu_lane() ^ x);
+}
+template <class T> static inline T __shfl_down_sync(unsigned, T v, unsigned by, int width = 32)
+{
+    unsigned l = emu_lane();
+    return emu_shuffle(v, (int)(l % width + by < (unsigned)width ? l + by : l));
+}
+template <class T> static inline T __shfl_up_sync(unsigned, T v, unsigned by, int width = 32)
+{
+    unsigned l = emu_lane();
+    return emu_shuffle(v, (int)(l % width >= by ? l - by : l));
 }
 static inline unsigned __ballot_sync(unsigned, bool flag)
 {
     uint64_t *slot = static_cast<uint64_t *>(emu_warp_slots());
-    slot[threadIdx.x % 32] = flag;
+    slot[emu_lane()] = flag;
     emu_warp_barrier();
     unsigned votes = 0;
     for (int i = 0; i < 32; i++)
         votes |= (unsigned)(slot[i] & 1) << i;
     return votes;
 }
-static inline int atomicAdd(int *p, int v)
+static inline bool __any_sync(unsigned mask, bool flag) { return __ballot_sync(mask, flag) != 0; }
+static inline bool __all_sync(unsigned mask, bool flag) { return __ballot_sync(mask, !flag) == 0; }
+#define EMU_ATOMIC(name, change)                                                                                       \
+    template <class T> static inline T name(T *p, std::type_identity_t<T> v)                                           \
+    {                                                                                                                  \
+        static_assert(std::is_integral_v<T>, "sums of floats by atomics have no fixed order");                         \
+        T old = *p;                                                                                                    \
+        *p = change;                                                                                                   \
+        return old;                                                                                                    \
+    }
+EMU_ATOMIC(atomicAdd, old + v)
+EMU_ATOMIC(atomicSub, old - v)
+EMU_ATOMIC(atomicExch, v)
+EMU_ATOMIC(atomicMax, old > v ? old : v)
+EMU_ATOMIC(atomicMin, old < v ? old : v)
+EMU_ATOMIC(atomicOr, old | v)
+EMU_ATOMIC(atomicAnd, old & v)
+EMU_ATOMIC(atomicInc, old >= v ? 0 : old + 1)
+template <class T> static inline T atomicCAS(T *p, std::type_identity_t<T> old, std::type_identity_t<T> v)
 {
-    int old = *p;
-    *p += v;
-    return old;
+    T was = *p;
+    *p = was == old ? v : was;
+    return was;
+}
+static inline void __threadfence(void) {}
+static inline void __threadfence_block(void) {}
+template <class T> static inline T __ldg(const T *p) { return *p; }
+template <class T> static inline T __ldcs(const T *p) { return *p; }
+template <class T> static inline T __ldcg(const T *p) { return *p; }
+template <class T> static inline void __stcs(T *p, std::type_identity_t<T> v) { *p = v; }
+
+/* --- tensor cores (src/backend/cuda/mma.cuh says which lane holds what): every lane lays its part of A and B out as
+ * whole matrices, then computes its own four results --- */
+static inline float emu_half(unsigned h)
+{
+    int exp = h >> 10 & 31, man = h & 0x3ff;
+    float v = exp == 31 ? (man ? NAN : INFINITY) : std::ldexp((float)(exp ? man | 0x400 : man), (exp ? exp : 1) - 25);
+    return h & 0x8000 ? -v : v;
+}
+static inline void emu_mma_s8(int (&c)[4], const uint32_t *a, int regs, uint32_t b0, uint32_t b1)
+{
+    const unsigned g = emu_lane() / 4, t = emu_lane() % 4;
+    int8_t(*A)[32] = static_cast<int8_t(*)[32]>(emu_warp_slots()), (*B)[32] = A + 16;
+    for (int i = 0; i < 4; i++)
+        memset(&A[g + 8 * (i & 1)][4 * t + 16 * (i >> 1)], 0, 4);
+    for (int i = 0; i < regs; i++)
+        memcpy(&A[g + 8 * (i & 1)][4 * t + 16 * (i >> 1)], &a[i], 4);
+    memcpy(&B[g][4 * t], &b0, 4);
+    memcpy(&B[g][4 * t + 16], &b1, 4);
+    emu_warp_barrier();
+    for (int i = 0; i < 4; i++) {
+        const int8_t *x = A[g + 8 * (i >> 1)], *y = B[2 * t + (i & 1)];
+        for (int k = 0; k < 32; k++)
+            c[i] += x[k] * y[k];
+    }
+}
+static inline void emu_mma_f16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
+{
+    const unsigned g = emu_lane() / 4, t = emu_lane() % 4;
+    float(*A)[16] = static_cast<float(*)[16]>(emu_warp_slots()), (*B)[16] = A + 16;
+    for (int i = 0; i < 8; i++)
+        A[g + 8 * (i >> 1 & 1)][2 * t + 8 * (i >> 2) + (i & 1)] = emu_half(a[i >> 1] >> 16 * (i & 1) & 0xffff);
+    for (int i = 0; i < 4; i++)
+        B[g][2 * t + 8 * (i >> 1) + (i & 1)] = emu_half((i >> 1 ? b1 : b0) >> 16 * (i & 1) & 0xffff);
+    emu_warp_barrier();
+    for (int i = 0; i < 4; i++) {
+        double sum = c[i];
+        for (int k = 0; k < 16; k++)
+            sum += (double)A[g + 8 * (i >> 1)][k] * (double)B[2 * t + (i & 1)][k];
+        c[i] = (float)sum;
+    }
 }
 
 /* --- arithmetic --- */
@@ -102,6 +182,8 @@ static inline unsigned __float_as_uint(float f)
     memcpy(&u, &f, 4);
     return u;
 }
+static inline float __int_as_float(int v) { return __uint_as_float((unsigned)v); }
+static inline int __float_as_int(float f) { return (int)__float_as_uint(f); }
 static inline float __fmaf_rn(float a, float b, float c) { return std::fmaf(a, b, c); }
 static inline float __fmul_rn(float a, float b) { return a * b; }
 static inline float __fadd_rn(float a, float b) { return a + b; }
@@ -113,6 +195,10 @@ static inline double __dmul_rn(double a, double b) { return a * b; }
 static inline double __fma_rn(double a, double b, double c) { return std::fma(a, b, c); }
 static inline int __float2int_rn(float f) { return (int)lrintf(f); }
 static inline float __ull2float_rn(unsigned long long v) { return (float)v; }
+static inline float __int2float_rn(int v) { return (float)v; }
+static inline float __uint2float_rn(unsigned v) { return (float)v; }
+static inline int __clz(int v) { return v ? __builtin_clz((unsigned)v) : 32; }
+static inline int __ffs(int v) { return __builtin_ffs(v); }
 static inline int __popc(unsigned v) { return __builtin_popcount(v); }
 static inline int __dp4a(int a, int b, int c)
 {
@@ -128,6 +214,20 @@ static inline unsigned __byte_perm(unsigned x, unsigned y, unsigned s)
         r |= (unsigned)(all >> 8 * (s >> 4 * i & 7) & 255) << 8 * i;
     return r;
 }
+static inline unsigned __vsub4(unsigned a, unsigned b)
+{
+    unsigned r = 0;
+    for (int i = 0; i < 32; i += 8)
+        r |= (((a >> i) - (b >> i)) & 255) << i;
+    return r;
+}
+static inline unsigned __vadd4(unsigned a, unsigned b)
+{
+    unsigned r = 0;
+    for (int i = 0; i < 32; i += 8)
+        r |= (((a >> i) + (b >> i)) & 255) << i;
+    return r;
+}
 
 /* --- the runtime --- */
 enum cudaError_t {
@@ -141,16 +241,40 @@ enum cudaMemcpyKind { cudaMemcpyHostToDevice = 1, cudaMemcpyDeviceToHost = 2, cu
 enum { cudaStreamNonBlocking = 1, cudaEventDisableTiming = 2 };
 typedef struct emu_stream *cudaStream_t;
 typedef struct emu_event *cudaEvent_t;
+enum cudaLaunchAttributeID { cudaLaunchAttributeProgrammaticStreamSerialization = 6 };
+struct cudaLaunchAttribute {
+    cudaLaunchAttributeID id;
+    union {
+        int programmaticStreamSerializationAllowed;
+    } val;
+};
 struct cudaLaunchConfig_t {
     dim3 gridDim, blockDim;
     size_t dynamicSmemBytes;
     cudaStream_t stream;
+    cudaLaunchAttribute *attrs;
+    unsigned numAttrs;
 };
+enum cudaFuncAttribute {
+    cudaFuncAttributeMaxDynamicSharedMemorySize = 8,
+    cudaFuncAttributePreferredSharedMemoryCarveout = 9,
+};
+enum { EMU_SMEM = 227 << 10 }; /* most shared memory of a block, after cudaFuncSetAttribute */
 struct cudaDeviceProp {
     char name[64];
     int major, minor, multiProcessorCount;
-    size_t sharedMemPerBlock;
+    size_t sharedMemPerBlock, sharedMemPerBlockOptin, sharedMemPerMultiprocessor;
+    int l2CacheSize;
 };
+size_t emu_smem_of(const void *kernel, size_t raise); /* what the kernel may have; raise: 0 = only ask */
+template <class F> static inline cudaError_t cudaFuncSetAttribute(F *kernel, cudaFuncAttribute what, int value)
+{
+    if (what != cudaFuncAttributeMaxDynamicSharedMemorySize)
+        return cudaSuccess;
+    if (value < 0 || value > EMU_SMEM)
+        return cudaErrorInvalidValue;
+    return emu_smem_of(reinterpret_cast<const void *>(kernel), (size_t)value), cudaSuccess;
+}
 const char *cudaGetErrorString(cudaError_t e);
 cudaError_t cudaGetLastError(void);
 cudaError_t cudaDriverGetVersion(int *v);
@@ -190,7 +314,7 @@ static inline cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t *cfg, void
     emu_call<P...> call = {kernel, std::tuple<P...>(args...)};
     unsigned threads = cfg->blockDim.x * cfg->blockDim.y * cfg->blockDim.z;
     if (!threads || threads > 1024 || !cfg->gridDim.x || !cfg->gridDim.y || !cfg->gridDim.z || cfg->gridDim.y > 65535 ||
-        cfg->gridDim.z > 65535 || cfg->dynamicSmemBytes > 48 << 10)
+        cfg->gridDim.z > 65535 || cfg->dynamicSmemBytes > emu_smem_of(reinterpret_cast<const void *>(kernel), 0))
         return cudaErrorInvalidValue;
     emu_run(cfg->gridDim, cfg->blockDim, cfg->dynamicSmemBytes, emu_call<P...>::run, &call);
     return cudaSuccess;

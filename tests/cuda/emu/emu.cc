@@ -8,7 +8,7 @@
 dim3 threadIdx, blockIdx, blockDim, gridDim;
 
 enum state { READY, AT_WARP, AT_BLOCK, DONE };
-enum { MOST = 1024, STACK = 256 << 10, SMEM = 64 << 10 };
+enum { MOST = 1024, STACK = 256 << 10, RAISED = 64 };
 
 struct fiber {
     void *sp; /* x86-64 */
@@ -22,9 +22,10 @@ static struct machine {
     fiber host;
     int current, threads;
     unsigned turn;             /* varies the order of warps and lanes */
-    uint64_t slots[32][2][32]; /* per warp: two sets for exchanges */
+    size_t smem_bytes;
+    alignas(64) char slots[32][2][1536]; /* per warp: two sets for exchanges */
     unsigned exchanges[MOST];  /* begun by each thread */
-    alignas(64) char smem[SMEM];
+    alignas(64) char smem[EMU_SMEM];
     void (*fn)(void *);
     void *ctx;
 } m;
@@ -60,6 +61,22 @@ void emu_warp_barrier(void) { wait_at(AT_WARP); }
 void __syncthreads(void) { wait_at(AT_BLOCK); }
 void *emu_dynamic_smem(void) { return m.smem; }
 void *emu_warp_slots(void) { return m.slots[m.current / 32][m.exchanges[m.current]++ & 1]; }
+
+unsigned emu_lane(void) { return m.current % 32; }
+
+size_t emu_smem_of(const void *kernel, size_t raise)
+{
+    static struct {
+        const void *kernel;
+        size_t bytes;
+    } raised[RAISED];
+    int i = 0;
+    while (i < RAISED - 1 && raised[i].kernel && raised[i].kernel != kernel)
+        i++;
+    if (raise && raise > 48 << 10)
+        raised[i] = {kernel, raise};
+    return raised[i].kernel == kernel ? raised[i].bytes : 48 << 10;
+}
 
 static void make_fiber(fiber *f)
 {
@@ -117,7 +134,7 @@ static void run_warp(int w, bool backwards)
 static void run_block(void)
 {
     int warps = (m.threads + 31) / 32;
-    memset(m.smem, 0xff, sizeof m.smem);
+    memset(m.smem, 0xff, m.smem_bytes);
     for (int t = 0; t < m.threads; t++) {
         m.f[t].at = READY;
         m.exchanges[t] = 0;
@@ -137,7 +154,7 @@ static void run_block(void)
 
 void emu_run(dim3 grid, dim3 block, size_t smem, void (*fn)(void *), void *ctx)
 {
-    (void)smem;
+    m.smem_bytes = smem;
     m.fn = fn;
     m.ctx = ctx;
     gridDim = grid;
@@ -165,7 +182,7 @@ cudaError_t cudaGetDeviceCount(int *n) { return *n = 1, cudaSuccess; }
 cudaError_t cudaSetDevice(int) { return cudaSuccess; }
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int)
 {
-    *p = cudaDeviceProp{"emulation", 9, 0, 2, 48 << 10};
+    *p = cudaDeviceProp{"emulation", 9, 0, 2, 48 << 10, EMU_SMEM, EMU_SMEM + 1024, 50 << 20};
     return cudaSuccess;
 }
 cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total) { return *free_bytes = *total = 1u << 30, cudaSuccess; }
