@@ -13,6 +13,7 @@
 #include <string.h>
 
 #include <cmath>
+#include <functional>
 #include <tuple>
 
 #define __global__
@@ -136,15 +137,25 @@ enum cudaError_t {
     cudaErrorMemoryAllocation = 2,
     cudaErrorInsufficientDriver = 35,
     cudaErrorNoDevice = 100,
+    cudaErrorStreamCaptureUnsupported = 900,
 };
 enum cudaMemcpyKind { cudaMemcpyHostToDevice = 1, cudaMemcpyDeviceToHost = 2, cudaMemcpyDeviceToDevice = 3 };
 enum { cudaStreamNonBlocking = 1, cudaEventDisableTiming = 2 };
 typedef struct emu_stream *cudaStream_t;
 typedef struct emu_event *cudaEvent_t;
+enum cudaLaunchAttributeID { cudaLaunchAttributeProgrammaticStreamSerialization = 6 };
+struct cudaLaunchAttribute {
+    cudaLaunchAttributeID id;
+    union {
+        int programmaticStreamSerializationAllowed;
+    } val;
+};
 struct cudaLaunchConfig_t {
     dim3 gridDim, blockDim;
     size_t dynamicSmemBytes;
     cudaStream_t stream;
+    cudaLaunchAttribute *attrs;
+    unsigned numAttrs;
 };
 struct cudaDeviceProp {
     char name[64];
@@ -175,6 +186,20 @@ cudaError_t cudaEventDestroy(cudaEvent_t e);
 cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s);
 cudaError_t cudaEventSynchronize(cudaEvent_t e);
 
+/* Capture: launches, copies and fills of device memory are recorded and run when the graph is launched. Whatever else a
+ * capture would not survive on a device fails. */
+enum cudaStreamCaptureMode { cudaStreamCaptureModeThreadLocal = 1 };
+typedef struct emu_graph *cudaGraph_t;
+typedef struct emu_graph *cudaGraphExec_t;
+bool emu_capturing(void);
+void emu_record(std::function<void()> work);
+cudaError_t cudaStreamBeginCapture(cudaStream_t s, cudaStreamCaptureMode mode);
+cudaError_t cudaStreamEndCapture(cudaStream_t s, cudaGraph_t *out);
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t *out, cudaGraph_t graph, unsigned long long flags);
+cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t s);
+cudaError_t cudaGraphDestroy(cudaGraph_t graph);
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec);
+
 template <class... P> struct emu_call {
     void (*kernel)(P...);
     std::tuple<P...> args;
@@ -192,6 +217,13 @@ static inline cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t *cfg, void
     if (!threads || threads > 1024 || !cfg->gridDim.x || !cfg->gridDim.y || !cfg->gridDim.z || cfg->gridDim.y > 65535 ||
         cfg->gridDim.z > 65535 || cfg->dynamicSmemBytes > 48 << 10)
         return cudaErrorInvalidValue;
+    if (emu_capturing()) {
+        cudaLaunchConfig_t c = *cfg;
+        emu_record([c, call]() mutable {
+            emu_run(c.gridDim, c.blockDim, c.dynamicSmemBytes, emu_call<P...>::run, &call);
+        });
+        return cudaSuccess;
+    }
     emu_run(cfg->gridDim, cfg->blockDim, cfg->dynamicSmemBytes, emu_call<P...>::run, &call);
     return cudaSuccess;
 }
