@@ -44,7 +44,7 @@ typedef struct be_weight {
  * sequence with its smallest position in row 0. */
 typedef struct be_rows {
     int n;
-    int max_pos;          /* host copy: largest position among the rows (for launch shapes only) */
+    int max_pos;          /* host: no row has a larger position (for launch shapes only: results do not depend on it) */
     const int32_t *token; /* device [n] */
     const int32_t *pos;   /* device [n], absolute, zero-based */
     const int32_t *seq;   /* device [n], slot of the KV store */
@@ -175,8 +175,9 @@ typedef struct backend_ops {
      * dead. */
     int (*sync)(backend *b, ds4_err *e);
     /* A step is the unit that may be captured and replayed. `key` identifies the sequence of operations that follows
-     * (same key, same operations and pointers). Returns false when the backend replayed it: the caller then issues
-     * nothing. Every begin has an end. */
+     * (same key, same operations, same pointers and bounds). Returns false when the backend replayed it: the caller
+     * then issues nothing. Every begin has an end. Inside a step nothing is allocated, uploaded, downloaded or waited
+     * for: what differs from one use to the next is uploaded before. */
     bool (*step_begin)(backend *b, uint64_t key);
     void (*step_end)(backend *b);
 
@@ -260,6 +261,7 @@ struct backend {
     const char *name; /* "cpu", "cuda" */
     enum be_act act;  /* as opened; set by backend_open */
     int max_rows;     /* most rows of one forward */
+    bool graphs;      /* steps are replayed: worth giving narrow forwards few different max_pos */
 };
 
 typedef struct backend_options {

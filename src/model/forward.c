@@ -6,6 +6,8 @@
  * the shapes, backend/backend.h the operations. */
 #include "model/model.h"
 
+#include "base/hash.h"
+
 static bool sim_kv(const model *m) { return m->sim != KV_SIM_OFF; }
 static bool sim_index(const model *m) { return m->sim == KV_SIM_FULL; }
 
@@ -159,20 +161,56 @@ void forward_head(model *m, int n, int from)
     m->b->op->linear(m->b, n - from, &out, 1);
 }
 
-void forward_trunk(model *m, kv *k, const be_rows *r, int head_from)
+be_rows forward_bound(const model *m, const kv *k, const be_rows *r)
 {
-    uint64_t key = (uint64_t)r->n << 40 | (uint64_t)head_from << 32 | (uint64_t)selects(m, r);
-    if (m->b->op->step_begin(m->b, key)) {
-        m->b->op->embed(m->b, r, &m->w.embed, m->sc.streams);
-        for (int l = 0; l < m->s.layers; l++)
-            forward_layer(m, k, l, r);
-        forward_head(m, r->n, head_from);
+    be_rows out = *r;
+    int top = 4 * m->s.dims.idx_topk + 2; /* the last position that sees at most idx_topk compressed rows */
+    if (!m->b->graphs || r->n > BE_NARROW)
+        return out;
+    while (top < r->max_pos)
+        top = 2 * top + 1;
+    out.max_pos = top < k->ctx || k->ctx <= r->max_pos ? top : k->ctx - 1;
+    return out;
+}
+
+uint64_t forward_key(const model *m, const kv *k, enum forward_part part, const be_rows *r, int head_from)
+{
+    const void *const place[] = {r->token, r->pos, r->seq, r->count, m->sc.logits, k->layer[0].raw.base, k->tap.base};
+    const int32_t shape[] = {(int32_t)part, r->n, r->max_pos, head_from, (int32_t)m->sim};
+    return hash64(shape, sizeof shape, hash64(place, sizeof place, 0));
+}
+
+/* Issues `ops` as a step if the rows are narrow. */
+typedef void (*forward_ops)(model *m, kv *k, const be_rows *r, int head_from);
+
+static void in_step(model *m, kv *k, enum forward_part part, const be_rows *r, int head_from, forward_ops ops)
+{
+    const be_rows bounded = forward_bound(m, k, r);
+    if (r->n > BE_NARROW) {
+        ops(m, k, r, head_from);
+        return;
     }
+    if (m->b->op->step_begin(m->b, forward_key(m, k, part, &bounded, head_from)))
+        ops(m, k, &bounded, head_from);
     m->b->op->step_end(m->b);
 }
 
-void forward_absorb(model *m, kv *k, const be_rows *r)
+static void trunk_ops(model *m, kv *k, const be_rows *r, int head_from)
 {
+    m->b->op->embed(m->b, r, &m->w.embed, m->sc.streams);
+    for (int l = 0; l < m->s.layers; l++)
+        forward_layer(m, k, l, r);
+    forward_head(m, r->n, head_from);
+}
+
+void forward_trunk(model *m, kv *k, const be_rows *r, int head_from)
+{
+    in_step(m, k, PART_TRUNK, r, head_from, trunk_ops);
+}
+
+static void absorb_ops(model *m, kv *k, const be_rows *r, int head_from)
+{
+    (void)head_from;
     scratch *s = &m->sc;
     const backend_ops *op = m->b->op;
     op->gather(m->b, r, &k->tap, s->tap);
@@ -187,8 +225,11 @@ void forward_absorb(model *m, kv *k, const be_rows *r)
     }
 }
 
-void forward_draft(model *m, kv *k, const be_rows *r)
+void forward_absorb(model *m, kv *k, const be_rows *r) { in_step(m, k, PART_ABSORB, r, 0, absorb_ops); }
+
+static void draft_ops(model *m, kv *k, const be_rows *r, int head_from)
 {
+    (void)head_from;
     scratch *s = &m->sc;
     const int last = m->s.layers - 1;
     m->b->op->embed(m->b, r, &m->w.embed, s->streams);
@@ -204,6 +245,8 @@ void forward_draft(model *m, kv *k, const be_rows *r)
     }
     m->b->op->hc_head(m->b, r->n, &m->dw.hc_head, m->dw.norm, s->streams, s->hidden, s->normed);
 }
+
+void forward_draft(model *m, kv *k, const be_rows *r) { in_step(m, k, PART_DRAFT, r, 0, draft_ops); }
 
 void forward_draft_head(model *m, int n)
 {

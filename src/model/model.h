@@ -63,6 +63,16 @@ void model_close(model *m); /* not the backend, not the gguf objects */
  * for all). */
 be_rows model_rows(model *m, int set, int n, const int32_t *token, const int32_t *pos, int slot);
 
+/* --- steps ---
+ * A narrow forward is a step of the backend (step_begin): where steps are replayed, its rows come with the largest
+ * position of their context bucket instead of their own, so that a few captured sequences serve every position. The
+ * first bucket ends where selection of compressed rows begins; the others double. */
+enum forward_part { PART_TRUNK, PART_ABSORB, PART_DRAFT, PART_DRAFT_HEAD, PART_CYCLE };
+/* The same rows with the bound of their bucket, if they are narrow and the backend replays steps; else unchanged. */
+be_rows forward_bound(const model *m, const kv *k, const be_rows *r);
+/* Identifies the operations of `part` on bounded rows: everything that shapes their launches. */
+uint64_t forward_key(const model *m, const kv *k, enum forward_part part, const be_rows *r, int head_from);
+
 /* One forward of the trunk over r->n <= max_rows rows, consecutive positions of a sequence in ascending order. Writes
  * KV and taps of every row. Logits of rows [head_from, n) go to sc.logits (at most BE_NARROW rows); head_from = n asks
  * for none. */

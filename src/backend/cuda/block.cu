@@ -127,8 +127,8 @@ static bool attention_fits(const gpu *g, const be_block *w, const be_place *p)
 
 void gpu_settle(gpu *g)
 {
-    open_streams o = g->open;
-    g->open = open_streams{};
+    open_streams o = g->pending;
+    g->pending = open_streams{};
     if (o.streams)
         gpu_hc_post(&g->base, o.n, o.mix, o.out, o.streams);
 }
@@ -207,7 +207,7 @@ bool gpu_block_run(backend *b, const be_rows *r, const be_block *w, const be_pla
         return false;
     if (!gpu_ok(g) || r->n <= 0 || !get_room(g, (int)w->q_a.ne1, &k))
         return true;
-    bool open = g->open.streams == streams && g->open.n == r->n;
+    bool open = g->pending.streams == streams && g->pending.n == r->n;
     if (!open)
         gpu_settle(g);
     k.mid.group = unit_group(w->down_exps.type);
@@ -220,6 +220,6 @@ bool gpu_block_run(backend *b, const be_rows *r, const be_block *w, const be_pla
         k.mix += BE_NARROW * 24;
         k.out += (size_t)BE_NARROW * (size_t)m->d;
     }
-    g->open = next;
+    g->pending = next;
     return true;
 }

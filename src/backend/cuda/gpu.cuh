@@ -1,9 +1,9 @@
 /* gpu.cuh: inside of the CUDA backend. One device, one stream; operations are launched in issue order and return at
  * once.
  *
- * Files: open (life, errors, steps), memory (allocations, transfers, scratch), bind (weights into the device's layout),
- * unit (that layout and its decoding), num (small formats, reductions), act (quantised inputs), dot (inner products),
- * linear, moe, hc (embedding, hyper-connections), norm (norms, rotation, KV rows, taps), compress, index, attn, route,
+ * Files: open (life, errors), graph (steps: capture and replay), memory (allocations, transfers, scratch), bind
+ * (weights into the device's layout), unit (that layout and its decoding), num (small formats, reductions), act
+ * (quantised inputs), dot (inner products), linear, moe, hc (embedding, hyper-connections), norm (norms, rotation, KV rows, taps), compress, index, attn, route,
  * draft (pick, Markov, confidence).
  *
  * Row invariance. Every sum has one order that depends on the shape of the operation alone: a lane of a warp adds its
@@ -13,7 +13,8 @@
  *
  * Capture. No operation waits for the device or reads from it. Shapes of launches depend on the number of rows, on
  * max_pos and on the model's sizes alone. Scratch grows at the first operation of a new shape and, for attention, when
- * the context doubles; not otherwise. */
+ * the context doubles; not otherwise. A step is issued the first time (scratch grows), captured the second time and
+ * replayed from then on; when scratch moves, everything captured before is dropped. */
 #ifndef DS4_BACKEND_CUDA_GPU_CUH
 #define DS4_BACKEND_CUDA_GPU_CUH
 
@@ -33,6 +34,7 @@ enum {
     GPU_MAX_USED = 16, /* experts of a token */
     GPU_MAX_EXPERTS = 1024,
     GPU_STAGES = 2, /* pinned staging buffers */
+    GPU_STEPS = 64, /* captured steps kept */
 };
 
 /* Declares `name` as the block's dynamic shared memory. */
@@ -66,6 +68,15 @@ typedef struct gpu_fault {
     int kind, value, limit;
 } gpu_fault;
 
+enum gpu_step_state { STEP_NONE, STEP_SEEN, STEP_READY };
+typedef struct gpu_step {
+    enum gpu_step_state state;
+    uint64_t key;
+    uint64_t generation; /* of scratch, when it was issued or captured */
+    uint64_t used;       /* when it was last begun, for making room */
+    cudaGraphExec_t graph;
+} gpu_step;
+
 typedef struct gpu_block gpu_block; /* memory.cu: blocks that allocations are cut from */
 
 /* Streams whose last sublayer is not yet mixed in: streams[k] = post[k] out + sum_j comb[j][k] streams[j]. */
@@ -95,8 +106,14 @@ typedef struct gpu {
     gpu_fault *fault;      /* device */
     gpu_fault *fault_host; /* pinned copy */
     const uint64_t *grid;  /* device: the IQ2_XXS lattice */
-    open_streams open;     /* left by the fused block */
+    open_streams pending;  /* left by the fused block */
     int rank;              /* largest query rank of a fused block */
+    gpu_step step[GPU_STEPS];
+    gpu_step *open;      /* the step between begin and end, or NULL */
+    bool capturing;      /* of `open` */
+    uint64_t generation; /* counts moves of scratch */
+    uint64_t steps;      /* begun so far */
+    uint64_t replays;    /* of those, replayed */
 } gpu;
 
 static inline gpu *gpu_of(backend *b) { return reinterpret_cast<gpu *>(b); }
@@ -150,6 +167,13 @@ void *gpu_scratch_get(gpu *g, enum gpu_scratch which, size_t bytes);
 int gpu_stage_take(gpu *g, size_t bytes, size_t *room, bool raw);
 void gpu_stage_give(gpu *g, int i); /* everything issued so far must pass before it is taken again */
 void gpu_memory_close(gpu *g);
+
+/* --- graph.cu --- */
+bool gpu_step_begin(backend *b, uint64_t key);
+void gpu_step_end(backend *b);
+/* False, after a sticky error, inside a step that is being captured: what cannot be part of one. */
+bool gpu_outside_step(gpu *g, const char *what);
+void gpu_steps_close(gpu *g);
 
 /* --- bind.cu --- */
 int gpu_bind(backend *b, be_weight *w, ds4_err *e);

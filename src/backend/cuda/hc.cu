@@ -173,9 +173,9 @@ void gpu_hc_pre(backend *b, int n, const be_hc *hc, const float *norm, const flo
 static void fast_head(gpu *g, int n, const be_hc *hc, const float *norm, const float *streams, float *y, float *x)
 {
     float *part = (float *)gpu_scratch_get(g, G_DOT, gpu_hyper_part_bytes(g));
-    open_streams o = g->open;
+    open_streams o = g->pending;
     if (o.streams == streams && o.n == n)
-        g->open = open_streams{};
+        g->pending = open_streams{};
     else
         gpu_settle(g), o = open_streams{};
     if (part)
@@ -223,7 +223,7 @@ void gpu_hc_post(backend *b, int n, const float *mix, const float *out, float *s
 {
     gpu *g = gpu_of(b);
     int s = b->dims.streams, d = b->dims.d;
-    if (g->open.streams)
+    if (g->pending.streams)
         gpu_settle(g);
     if (n > 0 && s <= GPU_MAX_STREAMS)
         GPU_LAUNCH(g, post_mix, dim3(gpu_blocks(d, GPU_THREADS), n), GPU_THREADS, 0, mix, out, streams, s, d);

@@ -48,7 +48,7 @@ static gpu_block *add_block(gpu *g, size_t size)
 
 void *gpu_alloc(gpu *g, size_t bytes)
 {
-    if (!gpu_ok(g))
+    if (!gpu_ok(g) || !gpu_outside_step(g, "an allocation"))
         return NULL;
     if (bytes > SIZE_MAX / 2) {
         gpu_fail(g, "an allocation of %zu bytes", bytes);
@@ -138,7 +138,7 @@ void gpu_stage_give(gpu *g, int i)
 
 void gpu_upload(gpu *g, void *dst, const void *src, size_t bytes)
 {
-    if (!gpu_ok(g) || !bytes)
+    if (!gpu_ok(g) || !bytes || !gpu_outside_step(g, "an upload"))
         return;
     if (bytes <= ring_most) {
         upload_small(g, dst, src, bytes);
@@ -158,7 +158,7 @@ void gpu_upload(gpu *g, void *dst, const void *src, size_t bytes)
 
 void gpu_download(gpu *g, void *dst, const void *src, size_t bytes)
 {
-    if (!gpu_ok(g) || !bytes)
+    if (!gpu_ok(g) || !bytes || !gpu_outside_step(g, "a download"))
         return;
     GPU_CHECK(g, cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDeviceToHost, g->stream));
     GPU_CHECK(g, cudaStreamSynchronize(g->stream));
@@ -174,6 +174,9 @@ void *gpu_scratch_get(gpu *g, enum gpu_scratch which, size_t bytes)
         return NULL;
     if (bytes <= s->bytes)
         return s->p;
+    if (!gpu_outside_step(g, "growing scratch"))
+        return NULL;
+    g->generation++; /* what was captured knows the old place */
     /* earlier operations may still use the old piece */
     if (s->p && !GPU_CHECK(g, cudaStreamSynchronize(g->stream)))
         return NULL;

@@ -1,4 +1,4 @@
-/* open.cu: life, errors and steps of the CUDA backend. */
+/* open.cu: life and errors of the CUDA backend. */
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -35,6 +35,7 @@ static void op_close(backend *b)
     gpu *g = gpu_of(b);
     if (g->stream) /* what still runs must not see its memory go */
         cudaStreamSynchronize(g->stream);
+    gpu_steps_close(g);
     gpu_memory_close(g);
     if (g->stream)
         cudaStreamDestroy(g->stream);
@@ -78,7 +79,7 @@ static void report_fault(gpu *g)
 static int op_sync(backend *b, ds4_err *e)
 {
     gpu *g = gpu_of(b);
-    if (gpu_ok(g)) {
+    if (gpu_ok(g) && gpu_outside_step(g, "a wait")) {
         GPU_CHECK(g, cudaMemcpyAsync(g->fault_host, g->fault, sizeof *g->fault, cudaMemcpyDeviceToHost, g->stream));
         if (GPU_CHECK(g, cudaStreamSynchronize(g->stream)))
             report_fault(g);
@@ -86,15 +87,6 @@ static int op_sync(backend *b, ds4_err *e)
     }
     return gpu_ok(g) ? 0 : ds4_fail(e, DS4_EBACKEND, "%s", g->error.msg);
 }
-
-/* Steps are not captured yet: everything is issued every time. */
-static bool op_step_begin(backend *b, uint64_t key)
-{
-    (void)b, (void)key;
-    return true;
-}
-
-static void op_step_end(backend *b) { gpu_settle(gpu_of(b)); }
 
 static const backend_ops *gpu_ops(void)
 {
@@ -106,8 +98,8 @@ static const backend_ops *gpu_ops(void)
         .copy = op_copy,
         .bind = gpu_bind,
         .sync = op_sync,
-        .step_begin = op_step_begin,
-        .step_end = op_step_end,
+        .step_begin = gpu_step_begin,
+        .step_end = gpu_step_end,
         .embed = gpu_embed,
         .hc_pre = gpu_hc_pre,
         .hc_post = gpu_hc_post,
@@ -195,6 +187,7 @@ extern "C" int cuda_open(backend **out, const backend_options *o, ds4_err *e)
     g->base.op = gpu_ops();
     g->base.name = "cuda";
     g->base.max_rows = GPU_MAX_ROWS;
+    g->base.graphs = true;
     g->act = o->act;
     g->sms = prop.multiProcessorCount;
     g->chains = prop.major >= 9;

@@ -13,6 +13,7 @@
 #include <string.h>
 
 #include <cmath>
+#include <functional>
 #include <tuple>
 #include <type_traits>
 
@@ -236,6 +237,7 @@ enum cudaError_t {
     cudaErrorMemoryAllocation = 2,
     cudaErrorInsufficientDriver = 35,
     cudaErrorNoDevice = 100,
+    cudaErrorStreamCaptureUnsupported = 900,
 };
 enum cudaMemcpyKind { cudaMemcpyHostToDevice = 1, cudaMemcpyDeviceToHost = 2, cudaMemcpyDeviceToDevice = 3 };
 enum { cudaStreamNonBlocking = 1, cudaEventDisableTiming = 2 };
@@ -299,6 +301,20 @@ cudaError_t cudaEventDestroy(cudaEvent_t e);
 cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s);
 cudaError_t cudaEventSynchronize(cudaEvent_t e);
 
+/* Capture: launches, copies and fills of device memory are recorded and run when the graph is launched. Whatever else a
+ * capture would not survive on a device fails. */
+enum cudaStreamCaptureMode { cudaStreamCaptureModeThreadLocal = 1 };
+typedef struct emu_graph *cudaGraph_t;
+typedef struct emu_graph *cudaGraphExec_t;
+bool emu_capturing(void);
+void emu_record(std::function<void()> work);
+cudaError_t cudaStreamBeginCapture(cudaStream_t s, cudaStreamCaptureMode mode);
+cudaError_t cudaStreamEndCapture(cudaStream_t s, cudaGraph_t *out);
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t *out, cudaGraph_t graph, unsigned long long flags);
+cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t s);
+cudaError_t cudaGraphDestroy(cudaGraph_t graph);
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec);
+
 template <class... P> struct emu_call {
     void (*kernel)(P...);
     std::tuple<P...> args;
@@ -316,6 +332,13 @@ static inline cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t *cfg, void
     if (!threads || threads > 1024 || !cfg->gridDim.x || !cfg->gridDim.y || !cfg->gridDim.z || cfg->gridDim.y > 65535 ||
         cfg->gridDim.z > 65535 || cfg->dynamicSmemBytes > emu_smem_of(reinterpret_cast<const void *>(kernel), 0))
         return cudaErrorInvalidValue;
+    if (emu_capturing()) {
+        cudaLaunchConfig_t c = *cfg;
+        emu_record([c, call]() mutable {
+            emu_run(c.gridDim, c.blockDim, c.dynamicSmemBytes, emu_call<P...>::run, &call);
+        });
+        return cudaSuccess;
+    }
     emu_run(cfg->gridDim, cfg->blockDim, cfg->dynamicSmemBytes, emu_call<P...>::run, &call);
     return cudaSuccess;
 }

@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <ucontext.h>
 
+#include <vector>
+
 dim3 threadIdx, blockIdx, blockDim, gridDim;
 
 enum state { READY, AT_WARP, AT_BLOCK, DONE };
@@ -172,6 +174,62 @@ void emu_run(dim3 grid, dim3 block, size_t smem, void (*fn)(void *), void *ctx)
             }
 }
 
+/* --- capture --- */
+
+struct emu_graph {
+    std::vector<std::function<void()>> work;
+};
+static emu_graph *captured; /* NULL: nothing is being captured */
+static bool spoiled;        /* something happened in it that a device does not allow */
+
+bool emu_capturing(void) { return captured != NULL; }
+void emu_record(std::function<void()> work) { captured->work.push_back(work); }
+
+/* For calls that are no part of a graph. */
+static cudaError_t outside(void)
+{
+    spoiled = spoiled || captured;
+    return captured ? cudaErrorStreamCaptureUnsupported : cudaSuccess;
+}
+
+cudaError_t cudaStreamBeginCapture(cudaStream_t, cudaStreamCaptureMode)
+{
+    if (captured)
+        return cudaErrorStreamCaptureUnsupported;
+    spoiled = false;
+    captured = new emu_graph;
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamEndCapture(cudaStream_t, cudaGraph_t *out)
+{
+    *out = captured;
+    captured = NULL;
+    if (!*out || spoiled) {
+        delete *out;
+        *out = NULL;
+        return cudaErrorStreamCaptureUnsupported;
+    }
+    return cudaSuccess;
+}
+
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t *out, cudaGraph_t graph, unsigned long long)
+{
+    return *out = new emu_graph(*graph), cudaSuccess;
+}
+
+cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t)
+{
+    if (captured)
+        return outside();
+    for (auto &work : exec->work)
+        work();
+    return cudaSuccess;
+}
+
+cudaError_t cudaGraphDestroy(cudaGraph_t graph) { return delete graph, cudaSuccess; }
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) { return delete exec, cudaSuccess; }
+
 /* --- the runtime --- */
 
 const char *cudaGetErrorString(cudaError_t e) { return e == cudaSuccess ? "no error" : "emulated error"; }
@@ -188,21 +246,32 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int)
 cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total) { return *free_bytes = *total = 1u << 30, cudaSuccess; }
 cudaError_t cudaMalloc(void **p, size_t bytes)
 {
+    if (captured)
+        return outside();
     size_t whole = (bytes + 255) / 256 * 256;
     *p = bytes > (size_t)8 << 30 ? NULL : aligned_alloc(256, whole);
     if (*p)
         memset(*p, 0xff, whole);
     return *p ? cudaSuccess : cudaErrorMemoryAllocation;
 }
-cudaError_t cudaFree(void *p) { return free(p), cudaSuccess; }
+cudaError_t cudaFree(void *p) { return outside() ? cudaErrorStreamCaptureUnsupported : (free(p), cudaSuccess); }
 cudaError_t cudaMallocHost(void **p, size_t bytes)
 {
+    if (captured)
+        return outside();
     return *p = malloc(bytes), *p ? cudaSuccess : cudaErrorMemoryAllocation;
 }
 cudaError_t cudaFreeHost(void *p) { return free(p), cudaSuccess; }
-cudaError_t cudaMemsetAsync(void *p, int v, size_t bytes, cudaStream_t) { return memset(p, v, bytes), cudaSuccess; }
+cudaError_t cudaMemsetAsync(void *p, int v, size_t bytes, cudaStream_t)
+{
+    if (captured)
+        return emu_record([=] { memset(p, v, bytes); }), cudaSuccess;
+    return memset(p, v, bytes), cudaSuccess;
+}
 cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t bytes, cudaMemcpyKind, cudaStream_t)
 {
+    if (captured)
+        return emu_record([=] { memmove(dst, src, bytes); }), cudaSuccess;
     return memmove(dst, src, bytes), cudaSuccess;
 }
 cudaError_t cudaMemcpy2DAsync(void *dst, size_t dpitch, const void *src, size_t spitch, size_t width, size_t height,
@@ -217,7 +286,7 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t *s, unsigned)
     return *s = reinterpret_cast<cudaStream_t>(1), cudaSuccess;
 }
 cudaError_t cudaStreamDestroy(cudaStream_t) { return cudaSuccess; }
-cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
+cudaError_t cudaStreamSynchronize(cudaStream_t) { return outside(); }
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *e, unsigned)
 {
     return *e = reinterpret_cast<cudaEvent_t>(1), cudaSuccess;
