@@ -150,7 +150,7 @@ DEV void make_groups(visit_groups *out, const int *id, int visits, int *first)
     }
 }
 
-typedef struct route_args {
+typedef struct router_args {
     mm_args m;      /* job 0: router */
     bool bytes;     /* the router is Q8_0 */
     mm_input x32;   /* input of the shared expert */
@@ -161,10 +161,10 @@ typedef struct route_args {
     int *counter;
     int router_blocks, iterations;
     float hc_eps, clamp;
-} route_args;
+} router_args;
 
 /* 32 hidden numbers of the shared expert for every row. */
-template <int CT> DEV void shared_hidden(const route_args &a, int block, mm_room<CT> *s)
+template <int CT> DEV void shared_hidden(const router_args &a, int block, mm_room<CT> *s)
 {
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const tiled &w = warp < MM_WARPS / 2 ? a.gate : a.up;
@@ -190,7 +190,7 @@ template <int CT> DEV void shared_hidden(const route_args &a, int block, mm_room
         warp_quantise32(a.smid, warp, HID_OUT * block, s->room[warp * 33 + lane], lane);
 }
 
-template <int CT> DEV void router_block(const route_args &a, int block, mm_room<CT> *s, int *last, int (*ids)[2])
+template <int CT> DEV void router_block(const router_args &a, int block, mm_room<CT> *s, int *last, int (*ids)[2])
 {
     const mm_job &j = a.m.job[0];
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, tiles = MM_WARPS / j.splits;
@@ -214,7 +214,7 @@ template <int CT> DEV void router_block(const route_args &a, int block, mm_room<
     make_groups(a.c.groups, id, wanted * a.c.used, first);
 }
 
-template <int CT> static __global__ void __launch_bounds__(MM_THREADS, 2) phase_route(const __grid_constant__ route_args a)
+template <int CT> static __global__ void __launch_bounds__(MM_THREADS, 2) phase_route(const __grid_constant__ router_args a)
 {
     __shared__ mm_room<CT> room;
     __shared__ int last, ids[BLOCK_VISITS][2];
@@ -233,7 +233,7 @@ template <int CT> static __global__ void __launch_bounds__(MM_THREADS, 2) phase_
 void gpu_phase_route(gpu *g, const nrows &r, const be_block *w, const be_place *p, const block_room *k)
 {
     const be_dims *m = &g->base.dims;
-    route_args a = {};
+    router_args a = {};
     a.m.k = 1, a.m.n = r.n;
     a.m.job[0] = mm_plain(&w->router, &k->x, k->logits, m->experts);
     a.bytes = w->router.type == Q_Q8_0;

@@ -148,7 +148,7 @@ DEV uint32_t mxfp4_four(uint32_t sel)
 }
 
 /* A fragment of block kb. */
-template <uint32_t T> DEV void open_block(const chunk<T> &k, int kb, int t, uint32_t (&a)[4])
+template <uint32_t T> DEV void open_block(const chunk<T> &k, int kb, uint32_t (&a)[4])
 {
     if constexpr (T == Q_Q8_0) {
         a[0] = k.q[kb].x, a[1] = k.q[kb].y, a[2] = k.q[kb].z, a[3] = k.q[kb].w;
@@ -195,7 +195,7 @@ template <uint32_t T, int CT> DEV void mul_small(const chunk<T> &k, const mm_inp
     for (int kb = 0; kb < 4; kb++) {
         uint32_t a[4], w = __shfl_sync(FULL_WARP, k.d, (lane & ~3) + kb);
         float d0, d1;
-        open_block<T>(k, kb, lane % 4, a);
+        open_block<T>(k, kb, a);
         if constexpr (T == Q_Q8_0) {
             d0 = half_value((uint16_t)w), d1 = half_value((uint16_t)(w >> 16));
         } else {
@@ -246,7 +246,7 @@ template <uint32_t T, int CT> DEV void mul_large(const chunk<T> &k, const mm_inp
 #pragma unroll
     for (int kb = 0; kb < 8; kb++) {
         uint32_t a[4];
-        open_block<T>(k, kb, t, a);
+        open_block<T>(k, kb, a);
         int s0 = 1, s1 = 1;
         if constexpr (T == Q_IQ2_XXS) {
             s0 = (int)(2 * (k.s[0] >> 4 * kb & 15) + 1), s1 = (int)(2 * (k.s[1] >> 4 * kb & 15) + 1);
