@@ -215,7 +215,25 @@ static void send_float(gpu *g, const be_weight *w, uint8_t *to, int64_t stride, 
     }
 }
 
-static void send_packed(gpu *g, const be_weight *w, uint8_t *to, int64_t stride, int64_t rows)
+size_t gpu_weight_bytes(const be_weight *w) { return (size_t)(unit_row_bytes(w->type, w->ne0) * w->ne1 * w->ne2); }
+
+size_t gpu_pack_room(const be_weight *w, int64_t rows) { return (size_t)(unit_row_bytes(w->type, w->ne0) * rows); }
+
+void gpu_pack_rows(gpu *g, const be_weight *w, const uint8_t *raw, uint8_t *units, uint8_t *to, int64_t first,
+                   int64_t rows)
+{
+    const int64_t stride = unit_row_bytes(w->type, w->ne0);
+    (void)units;
+    to += first * stride;
+    if (!unit_is_float(w->type))
+        GPU_LAUNCH(g, repack, gpu_blocks(rows * (w->ne0 / 32), GPU_THREADS), GPU_THREADS, 0, raw,
+                   (int64_t)w->row_bytes, to, stride, w->type, (int)w->ne0, rows);
+    else if (gpu_ok(g))
+        GPU_CHECK(g, cudaMemcpy2DAsync(to, (size_t)stride, raw, w->row_bytes, w->row_bytes, (size_t)rows,
+                                       cudaMemcpyDeviceToDevice, g->stream));
+}
+
+static void send_packed(gpu *g, const be_weight *w, uint8_t *to, int64_t rows)
 {
     size_t row = w->row_bytes;
     for (int64_t o = 0, count; o < rows; o += count) {
@@ -228,9 +246,7 @@ static void send_packed(gpu *g, const be_weight *w, uint8_t *to, int64_t stride,
         memcpy(g->stage[i].p, (const char *)w->host + (size_t)o * row, (size_t)count * row);
         GPU_CHECK(g, cudaMemcpyAsync(g->stage_raw[i].p, g->stage[i].p, (size_t)count * row, cudaMemcpyHostToDevice,
                                      g->stream));
-        GPU_LAUNCH(g, repack, gpu_blocks(count * (w->ne0 / 32), GPU_THREADS), GPU_THREADS, 0,
-                   (const uint8_t *)g->stage_raw[i].p, (int64_t)row, to + o * stride, stride, w->type, (int)w->ne0,
-                   count);
+        gpu_pack_rows(g, w, (const uint8_t *)g->stage_raw[i].p, NULL, to, o, count);
         gpu_stage_give(g, i);
     }
 }
@@ -253,7 +269,7 @@ int gpu_bind(backend *b, be_weight *w, ds4_err *e)
     if (to && unit_is_float(w->type))
         send_float(g, w, to, stride, rows);
     else if (to)
-        send_packed(g, w, to, stride, rows);
+        send_packed(g, w, to, rows);
     if (!gpu_ok(g))
         return ds4_fail(e, DS4_EBACKEND, "tensor %s: %s", w->name, g->error.msg);
     w->data = to;

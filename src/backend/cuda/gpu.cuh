@@ -50,6 +50,7 @@ enum gpu_scratch {
     G_DOT,    /* float64 products: hyper-connections, router */
     G_KEY,    /* index scores as ordered integers; candidates of pick */
     G_PART,   /* partial results of attention */
+    G_PACK,   /* weights on their way into the device's layout */
     G_COUNT
 };
 
@@ -142,6 +143,12 @@ void gpu_memory_close(gpu *g);
 
 /* --- bind.cu --- */
 int gpu_bind(backend *b, be_weight *w, ds4_err *e);
+size_t gpu_weight_bytes(const be_weight *w); /* in the device's layout */
+/* Rows [first, first + rows) of a matrix, in the file's layout in device memory, into the device's layout at `to`.
+ * units: gpu_pack_room bytes of device memory. first and rows: multiples of 16 unless the matrix's last. */
+size_t gpu_pack_room(const be_weight *w, int64_t rows);
+void gpu_pack_rows(gpu *g, const be_weight *w, const uint8_t *raw, uint8_t *units, uint8_t *to, int64_t first,
+                   int64_t rows);
 
 /* --- the operations --- */
 void gpu_embed(backend *b, const be_rows *r, const be_weight *table, float *streams);
