@@ -99,6 +99,8 @@ static const backend_ops *gpu_ops(void)
         .download = op_download,
         .copy = op_copy,
         .bind = gpu_bind,
+        .synth = gpu_synth,
+        .bandwidth = gpu_bandwidth,
         .sync = op_sync,
         .step_begin = op_step_begin,
         .step_end = op_step_end,
