@@ -81,7 +81,8 @@ static int check_files(const bench_opts *o, ds4_err *e)
     if (!o->prompt_file && !o->synthetic)
         return ds4_fail(e, DS4_EARG, "no text: give --prompt-file FILE");
     if (o->dspark && !drafts)
-        return ds4_fail(e, DS4_EARG, "--dspark requires %s", o->synthetic ? "--synthetic-drafter" : "--mtp FILE (the DSpark support GGUF)");
+        return ds4_fail(e, DS4_EARG, "--dspark requires %s",
+                        o->synthetic ? "--synthetic-drafter" : "--mtp FILE (the DSpark support GGUF)");
     if (o->drafter && !o->dspark && !o->cycle)
         return ds4_fail(e, DS4_EARG, "--mtp goes with --dspark or --cycle");
     for (size_t i = 0; i < sizeof in / sizeof *in; i++)

@@ -194,7 +194,9 @@ static uint32_t matrix_type(const maker *m, const char *name)
 {
     if (ends_with(name, "_exps.weight"))
         return ends_with(name, "ffn_down_exps.weight") ? m->p->down : m->p->gate;
-    if (strstr(name, "hc_") || strstr(name, "compressor") || strstr(name, "indexer") || !strcmp(name, "token_embd.weight"))
+    if (strstr(name, "hc_") || strstr(name, "compressor") || strstr(name, "indexer"))
+        return Q_F16;
+    if (!strcmp(name, "token_embd.weight"))
         return Q_F16;
     if (ends_with(name, "ffn_gate_inp.weight"))
         return m->drafter ? Q_Q8_0 : Q_F16;

@@ -1,5 +1,5 @@
-/* t_synth: made-up blocks. They must decode to finite numbers of mean zero and of the size asked for, or the activations
- * of a synthetic model run away and its speed is not that of a real one. */
+/* t_synth: made-up blocks. They must decode to finite numbers of mean zero and of the size asked for, or activations of
+ * a synthetic model run away and its speed is not that of a real one. */
 #include "util/unit.h"
 
 #include <math.h>
