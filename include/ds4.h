@@ -71,6 +71,11 @@ typedef struct ds4_engine_options {
     enum ds4_kv_sim kv_sim;
     bool host_confidence;  /* diagnostic: compute the confidence head on the host (DS4_DSPARK_NO_GPU_CONFIDENCE) */
     bool stats;            /* time the parts of the drafting cycle */
+    /* Instead of `model` and `drafter`, to measure speed without files: random weights of a published shape. */
+    const char *synthetic;  /* "flash-q2", "flash-q4", "flash-mxfp4" or NULL */
+    int synthetic_layers;   /* the first so many, at least 3; 0 = all */
+    bool synthetic_drafter; /* with a drafter of the same kind */
+    float synthetic_skew;   /* root mean square of the router bias; 0: all experts are equally likely */
     ds4_progress progress; /* may be NULL */
     void *progress_ctx;
 } ds4_engine_options;
@@ -176,6 +181,13 @@ typedef struct ds4_proposal_times {
  * to catch up, as after a cycle that accepted nothing. Commits nothing; statistics stay as they were. DS4_ESTATE
  * without a drafter or a prompt, DS4_EARG without room for a block. */
 int ds4_bench_proposal(ds4_session *s, int32_t anchor, ds4_proposal_times *out, ds4_error *err);
+
+/* The session as if tokens[0, n) had been fed, with a random state instead of the one they lead to: speed at a position
+ * without the wait. ds4_session_sync with the same tokens then makes the logits. */
+int ds4_bench_place(ds4_session *s, const int32_t *tokens, int n, ds4_error *err);
+/* Routed experts that a forward of tokens[0, k) at the session's position reads, for every k from 1 to n (at most 16):
+ * distinct[k - 1], the average over the layers. Commits nothing; logits as with ds4_bench_rows. */
+int ds4_bench_experts(ds4_session *s, const int32_t *tokens, int n, double *distinct, ds4_error *err);
 
 /* Bytes of trunk weights that a step of one token reads, in the file's layout: every tensor once, of routed experts the
  * used ones, of tables by token id (embedding, hash routing) one row. */

@@ -47,14 +47,40 @@ says "two tables at once are refused" 2 'two tables' -m x --prompt-file y --mtp 
 says "the table does not replace what is read" 2 'csv would replace \./README.md' \
     -m ./README.md --prompt-file y --csv ././README.md
 
+says "a synthetic model goes without files" 2 '--synthetic goes without -m' --synthetic flash-q2 -m x
+says "options of a synthetic model need one" 2 'go with --synthetic NAME' -m x --prompt-file y --layers 4
+says "an unknown synthetic model is named" 1 "synthetic model 'x', expected flash-q2" --synthetic x --ctx-start 8
+[ "$(awk '/^MemTotal/ { print $2 }' /proc/meminfo)" -gt 150000000 ] ||
+    says "a synthetic model does not swap a CPU to death" 1 'takes 164.6 GB, this machine has .*use fewer --layers' \
+        --synthetic flash-q4 --cpu --ctx-start 8
+says "drafting of a synthetic model needs its drafter" 2 'requires --synthetic-drafter' --synthetic flash-q2 --dspark
+
 "$bench" --help >"$dir/help" || bad "help"
 lost=
 for o in -m --mtp --ctx-start --ctx-max --step-incr --step-mul --gen-tokens --prompt-file --csv --backend --cpu --cuda \
-    --threads --act --dspark --dspark-confidence --cycle --repeat; do
+    --threads --act --dspark --dspark-confidence --cycle --repeat --synthetic --layers --synthetic-drafter \
+    --synthetic-skew --place; do
     grep -qE -- "^  ([^ ].*)?$o([, ]|$)" "$dir/help" || lost="$lost $o"
 done
 [ -z "$lost" ] && ok "the help text has every documented option" ||
     bad "the help text has every documented option" "$lost"
+
+# ---- made-up weights ----
+columns='ctx_tokens,prefill_tokens,prefill_tps,gen_tokens,gen_tps,kvcache_bytes,gb_per_s,percent_of_copy'
+rows() { grep -v '^#' "$dir/out" | tail -n +2; } # the table without comments and heading
+made() { "$bench" --synthetic tiny-q2 --cpu "$@" >"$dir/out" 2>"$dir/err" </dev/null; }
+
+made --synthetic-drafter --dspark-confidence 0 --ctx-start 40 --ctx-max 80 --step-incr 40 --gen-tokens 6
+[ $? -eq 0 ] && grep -q '^# ds4-bench .*: synthetic tiny-q2 of 8 layers, skew 0, ' "$dir/out" &&
+    grep -q '^# distinct experts per layer of 1, 2, 4, 6, 8, 16 rows: 4\.0 ' "$dir/out" &&
+    rows | awk -F, '!($3 > 0 && $5 > 0 && $10 > 0) { exit 1 } END { exit NR != 2 }' &&
+    ok "--synthetic: a sweep, drafted too, without any file" ||
+    bad "--synthetic: a sweep, drafted too, without any file" "$(cat "$dir/out" "$dir/err")"
+made --layers 4 --place --ctx-start 1000 --ctx-max 3000 --step-incr 2000 --gen-tokens 70
+[ $? -eq 0 ] && grep -q 'of 4 layers' "$dir/out" && grep -q '^# contexts were not read' "$dir/out" &&
+    [ "$(rows | cut -d, -f1-4 | tr '\n' ' ')" = "1000,0,0.00,70 3000,0,0.00,70 " ] && [ ! -s "$dir/err" ] &&
+    ok "--place: long contexts without reading" || bad "--place: long contexts without reading" \
+    "$(cat "$dir/out" "$dir/err")"
 
 # ---- with a model ----
 if [ ! -e "$model" ] || [ ! -e "$support" ]; then
@@ -70,9 +96,7 @@ says "a table that cannot be written shows at once" 1 '/nowhere/t.csv' \
 says "a context beyond the model's has both numbers" 1 'context of [0-9]+ tokens exceeds .* maximum of [0-9]+' \
     -m "$model" --prompt-file "$text" --ctx-start 200000000
 
-columns='ctx_tokens,prefill_tokens,prefill_tps,gen_tokens,gen_tps,kvcache_bytes,gb_per_s,percent_of_copy'
 run() { "$bench" -m "$model" --cpu --prompt-file "$text" "$@" >"$dir/out" 2>"$dir/err" </dev/null; }
-rows() { grep -v '^#' "$dir/out" | tail -n +2; } # the table without comments and heading
 
 run --ctx-start 40 --ctx-max 100 --step-incr 30 --gen-tokens 4 --csv "$dir/t.csv"
 [ "$(grep -v '^#' "$dir/out" | head -n 1)" = "$columns" ] && ok "the columns have the documented names" ||

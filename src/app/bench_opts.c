@@ -13,6 +13,12 @@ static const cli_opt table[] = {
     GROUP("Model:"),
     {"--model", "-m", "FILE", CLI_TEXT, AT(model), .help = "model file (GGUF; any part of a split set)"},
     {"--mtp", "--mtp-model", "FILE", CLI_TEXT, AT(drafter), .help = "DSpark support file (GGUF) of the same model"},
+    {"--synthetic", NULL, "NAME", CLI_TEXT, AT(synthetic),
+     .help = "instead: random weights of a real shape, made on the device:\nflash-q2, flash-q4 or flash-mxfp4"},
+    {"--layers", NULL, "N", CLI_INT, AT(layers), .lo = 3, .hi = 128, .help = "only the first N layers of it"},
+    {"--synthetic-drafter", NULL, NULL, CLI_FLAG, AT(synthetic_drafter), .help = "with a drafter of the same kind"},
+    {"--synthetic-skew", NULL, "F", CLI_REAL, AT(skew), .lo = 0, .hi = 100,
+     .help = "uneven routing: root mean square of the router bias\n(default 0: all experts are equally likely)"},
     {"--backend", NULL, "NAME", CLI_TEXT, AT(backend), .help = "cpu or cuda (default: the best one there is)"},
     {"--cpu", NULL, NULL, CLI_WORD, AT(backend), .choices = "cpu", .help = "same as --backend cpu"},
     {"--cuda", NULL, NULL, CLI_WORD, AT(backend), .choices = "cuda", .help = "same as --backend cuda"},
@@ -31,6 +37,8 @@ static const cli_opt table[] = {
      .help = "each is N longer than the one before (default 2048)"},
     {"--step-mul", NULL, "F", CLI_REAL, AT(step_mul), .lo = 1.001, .hi = 1000,
      .help = "each is F times the one before, instead of --step-incr"},
+    {"--place", NULL, NULL, CLI_FLAG, AT(place),
+     .help = "fill contexts with random state instead of reading text: no prefill"},
 
     GROUP("What is measured:"),
     {"--gen-tokens", "-n", "N", CLI_INT, AT(gen_tokens), .lo = 2, .hi = MOST_TOKENS,
@@ -54,7 +62,7 @@ enum { N_OPTIONS = sizeof table / sizeof *table };
 
 void bench_opts_help(void)
 {
-    printf("usage: ds4-bench -m FILE --prompt-file FILE [options]\n\n");
+    printf("usage: ds4-bench -m FILE --prompt-file FILE [options]\n       ds4-bench --synthetic NAME [options]\n\n");
     cli_help(stdout, table, N_OPTIONS);
     printf("\nExit status: 0 done, 1 failed or the texts differ (one line on stderr says why), 2 wrong usage.\n"
            "The table (CSV) goes to standard output, everything else to standard error. docs/bench.md explains it.\n");
@@ -63,12 +71,18 @@ void bench_opts_help(void)
 static int check_files(const bench_opts *o, ds4_err *e)
 {
     const char *const in[] = {o->model, o->drafter, o->prompt_file};
-    if (!o->model)
+    const bool drafts = o->drafter || o->synthetic_drafter;
+    if (o->synthetic && (o->model || o->drafter || o->prompt_file))
+        return ds4_fail(e, DS4_EARG, "--synthetic goes without -m, --mtp and --prompt-file");
+    if (!o->synthetic && (o->layers || o->synthetic_drafter || o->skew > 0))
+        return ds4_fail(e, DS4_EARG, "--layers, --synthetic-drafter and --synthetic-skew go with --synthetic NAME");
+    if (!o->model && !o->synthetic)
         return ds4_fail(e, DS4_EARG, "no model: give -m FILE (the small one is mini/ds4-mini.gguf)");
-    if (!o->prompt_file)
+    if (!o->prompt_file && !o->synthetic)
         return ds4_fail(e, DS4_EARG, "no text: give --prompt-file FILE");
-    if (o->dspark && !o->drafter)
-        return ds4_fail(e, DS4_EARG, "--dspark requires --mtp FILE (the DSpark support GGUF)");
+    if (o->dspark && !drafts)
+        return ds4_fail(e, DS4_EARG, "--dspark requires %s",
+                        o->synthetic ? "--synthetic-drafter" : "--mtp FILE (the DSpark support GGUF)");
     if (o->drafter && !o->dspark && !o->cycle)
         return ds4_fail(e, DS4_EARG, "--mtp goes with --dspark or --cycle");
     for (size_t i = 0; i < sizeof in / sizeof *in; i++)

@@ -9,6 +9,10 @@
 
 typedef struct bench_opts {
     const char *model, *drafter, *backend, *prompt_file, *csv;
+    const char *synthetic; /* instead of model */
+    int layers;            /* of it; 0: all */
+    float skew;
+    bool synthetic_drafter, place;
     int threads, act;
     int ctx_start, ctx_max, step_incr, gen_tokens, repeat;
     float step_mul;   /* 0: step_incr counts */

@@ -37,9 +37,25 @@ static int plan_points(bench *b, ds4_err *e)
     return 0;
 }
 
+/* BOS, then any tokens: a synthetic model has no text. */
+static int fill_random(bench *b, size_t want, ds4_err *e)
+{
+    b->text = malloc(want * sizeof *b->text);
+    if (!b->text)
+        return ds4_fail(e, DS4_ENOMEM, "no memory for %zu tokens", want);
+    uint64_t x = 1;
+    for (size_t i = 0; i < want; i++) {
+        x = x * 6364136223846793005u + 1442695040888963407u;
+        b->text[i] = i ? (int32_t)((x >> 33) % (uint64_t)b->info.vocab) : b->info.bos;
+    }
+    return 0;
+}
+
 /* BOS, then the text as often as it takes. */
 static int fill_text(bench *b, ds4_err *e)
 {
+    if (b->o->synthetic)
+        return fill_random(b, (size_t)b->point[b->points - 1] + BENCH_ROWS, e);
     const char *path = strcmp(b->o->prompt_file, "-") ? b->o->prompt_file : "/dev/stdin";
     const size_t want = (size_t)b->point[b->points - 1] + BENCH_ROWS;
     char *bytes = NULL;
@@ -67,6 +83,10 @@ static int open_engine(bench *b, ds4_err *e)
     ds4_engine_options eo = ds4_engine_defaults();
     eo.model = o->model;
     eo.drafter = o->drafter;
+    eo.synthetic = o->synthetic;
+    eo.synthetic_layers = o->layers;
+    eo.synthetic_drafter = o->synthetic_drafter;
+    eo.synthetic_skew = o->skew;
     eo.dspark = o->dspark;
     eo.backend = o->backend;
     eo.threads = o->threads ? o->threads : o->env.threads;
@@ -86,9 +106,14 @@ static int open_engine(bench *b, ds4_err *e)
 
 static void describe(bench *b, int threads)
 {
-    char bytes[32];
-    bench_put(b, "# ds4-bench %s: %s, backend %s, act %s, medians of %d", DS4_VERSION, b->o->model, b->info.backend,
-              b->o->act == DS4_ACT_FLOAT ? "float" : "q8", b->o->repeat);
+    char bytes[32], name[100];
+    snprintf(name, sizeof name, "synthetic %s of %d layers, skew %g", b->o->synthetic ? b->o->synthetic : "",
+             b->info.layers, (double)b->o->skew);
+    bench_put(b, "# ds4-bench %s: %s, backend %s, act %s, medians of %d", DS4_VERSION,
+              b->o->synthetic ? name : b->o->model, b->info.backend, b->o->act == DS4_ACT_FLOAT ? "float" : "q8",
+              b->o->repeat);
+    if (b->o->place)
+        bench_put(b, "# contexts were not read: random state in their place");
     if (b->o->cycle)
         return;
     bench_put(b, "# weights read per token: %s (dense tensors once, used experts)",
@@ -97,6 +122,22 @@ static void describe(bench *b, int threads)
         bench_put(b, "# copy bandwidth: %.2f GB/s, read and written, memcpy on %d CPU threads", b->copy / 1e9, threads);
     else
         bench_put(b, "# copy bandwidth: not measured for backend %s, percent_of_copy is empty", b->info.backend);
+}
+
+/* Random routing is the worst case for many rows: the table says how bad it is. */
+static int describe_routing(bench *b, ds4_err *e)
+{
+    double distinct[BENCH_ROWS];
+    const int32_t *next = b->text + b->point[0];
+    int rc = ds4_bench_place(b->ses, b->text, b->point[0], e);
+    if (!rc)
+        rc = ds4_bench_experts(b->ses, next, BENCH_ROWS, distinct, e);
+    if (!rc)
+        rc = ds4_session_reset(b->ses, e);
+    if (!rc)
+        bench_put(b, "# distinct experts per layer of 1, 2, 4, 6, 8, 16 rows: %.1f %.1f %.1f %.1f %.1f %.1f",
+                  distinct[0], distinct[1], distinct[3], distinct[5], distinct[7], distinct[15]);
+    return rc;
 }
 
 int bench_open(bench *b, const bench_opts *o, ds4_err *e)
@@ -120,7 +161,10 @@ int bench_open(bench *b, const bench_opts *o, ds4_err *e)
     }
     b->token_bytes = ds4_bench_token_bytes(b->eng);
     describe(b, threads);
-    return 0;
+    rc = o->synthetic ? describe_routing(b, e) : 0;
+    if (rc)
+        bench_close(b);
+    return rc;
 }
 
 void bench_close(bench *b)
@@ -163,8 +207,21 @@ int bench_commit(bench *b, ds4_err *e)
     return fsio_commit(&b->csv, e);
 }
 
+/* Contexts that are not read. */
+static int place(bench *b, int i, ds4_err *e)
+{
+    int rc = ds4_bench_place(b->ses, b->text, b->point[i], e);
+    return rc ? rc : ds4_session_sync(b->ses, b->text, b->point[i], NULL, NULL, NULL, e);
+}
+
 int bench_feed(bench *b, int i, int *fed, double *seconds, ds4_err *e)
 {
+    if (b->o->place) {
+        *seconds = 0;
+        if (fed)
+            *fed = 0;
+        return place(b, i, e);
+    }
     const double start = clock_now();
     int rc = ds4_session_sync(b->ses, b->text, b->point[i], on_progress, &b->progress, fed, e);
     *seconds = clock_now() - start;
@@ -183,6 +240,8 @@ int bench_back(bench *b, int i, ds4_err *e)
     double seconds;
     if (!last_alone(b, i, e))
         return 0;
+    if (b->o->place)
+        return place(b, i, e);
     if (!b->said_again)
         cli_say(BENCH_PROGRAM, "%d tokens are more than can be rewound: the text is fed again, which is not timed",
                 b->o->gen_tokens);

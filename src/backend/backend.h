@@ -171,6 +171,12 @@ typedef struct backend_ops {
     void (*copy)(backend *b, void *dst, const void *src, size_t bytes);     /* device to device */
     /* Fills w->data for a matrix described by the other members; its bytes lie at w->host in the file's layout. */
     int (*bind)(backend *b, be_weight *w, ds4_err *e);
+    /* (optional) The same for a matrix that no file holds: random numbers of its type, of mean zero and root mean
+     * square scale / sqrt(ne0), the same for the same seed (file/synth.h). w->host may stay NULL. */
+    int (*synth)(backend *b, be_weight *w, uint64_t seed, float scale, ds4_err *e);
+    /* (optional) Bandwidth of the device's memory in bytes per second: of a plain copy, read and written counted both,
+     * and of reading alone. Takes memory for the while; with too little left both are 0. */
+    int (*bandwidth)(backend *b, double *copy, double *read, ds4_err *e);
     /* Waits for everything issued; returns 0 or DS4_EBACKEND with the first error. The error stays: the backend is
      * dead. */
     int (*sync)(backend *b, ds4_err *e);

@@ -12,6 +12,7 @@
 struct ds4_engine {
     ds4_engine_options o; /* copies of the caller's; strings are owned below */
     gguf *trunk, *drafter;
+    uint8_t *made[2]; /* what they point into if they are synthetic */
     vocab *words;
     backend *b;
     model m;

@@ -1,7 +1,9 @@
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "engine/engine.h"
+#include "engine/synth.h"
 
 ds4_engine_options ds4_engine_defaults(void) { return (ds4_engine_options){.sessions = 1}; }
 
@@ -15,9 +17,11 @@ static void load_progress(void *ctx, uint64_t done, uint64_t total)
 
 static int check_options(const ds4_engine_options *o, ds4_error *err)
 {
-    if (!o->model)
+    if (o->synthetic && (o->model || o->drafter || o->host_confidence))
+        return ds4_fail(err, DS4_EARG, "a synthetic model goes with no file and no diagnostic of the host");
+    if (!o->model && !o->synthetic)
         return ds4_fail(err, DS4_EARG, "no model file given; use -m FILE");
-    if (o->dspark && !o->drafter)
+    if (o->dspark && !o->drafter && !o->synthetic_drafter)
         return ds4_fail(err, DS4_EARG, "--dspark requires --mtp FILE (the DSpark support GGUF)");
     if (o->ctx < 0 || o->sessions < 1 || o->sessions > 1024)
         return ds4_fail(err, DS4_EARG, "context %d and %d sessions: expected 0 or more, and 1 to 1024", o->ctx,
@@ -25,8 +29,31 @@ static int check_options(const ds4_engine_options *o, ds4_error *err)
     return 0;
 }
 
+static int make_files(ds4_engine *e, ds4_error *err)
+{
+    const synth_model s = {e->o.synthetic, e->o.synthetic_layers, e->o.synthetic_skew};
+    int rc = synth_trunk(&e->trunk, &e->made[0], &s, err);
+    if (!rc && e->o.synthetic_drafter)
+        rc = synth_drafter(&e->drafter, &e->made[1], &s, err);
+    return rc;
+}
+
+/* Made-up weights have no file behind them: on the CPU all of them must fit into memory. */
+static int check_memory(const ds4_engine *e, ds4_error *err)
+{
+    const double have = (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE);
+    double need = (double)gguf_file_bytes(e->trunk);
+    need += e->drafter ? (double)gguf_file_bytes(e->drafter) : 0;
+    if (!e->o.synthetic || strcmp(e->b->name, "cpu") || need < 0.8 * have)
+        return 0;
+    return ds4_fail(err, DS4_EARG, "synthetic model %s takes %.1f GB, this machine has %.1f: use fewer --layers",
+                    e->o.synthetic, need / 1e9, have / 1e9);
+}
+
 static int open_files(ds4_engine *e, ds4_error *err)
 {
+    if (e->o.synthetic)
+        return make_files(e, err);
     int rc = gguf_open(&e->trunk, e->o.model, err);
     if (!rc && e->o.drafter)
         rc = gguf_open(&e->drafter, e->o.drafter, err);
@@ -38,6 +65,8 @@ static int open_model(ds4_engine *e, ds4_error *err)
     backend_options bo = {e->o.backend, e->o.threads, (enum be_act)e->o.act};
     model_options mo = {(enum kv_sim)e->o.kv_sim, load_progress, &e->o};
     int rc = backend_open(&e->b, &bo, err);
+    if (!rc)
+        rc = check_memory(e, err);
     if (!rc)
         rc = model_open(&e->m, e->b, e->trunk, e->drafter, &mo, err);
     if (!rc)
@@ -82,7 +111,7 @@ int ds4_engine_open(ds4_engine **out, const ds4_engine_options *o, ds4_error *er
         rc = open_model(e, err);
     if (!rc)
         rc = open_state(e, err);
-    e->o.model = e->o.drafter = e->o.backend = NULL; /* the caller's strings may go */
+    e->o.model = e->o.drafter = e->o.backend = e->o.synthetic = NULL; /* the caller's strings may go */
     if (rc) {
         ds4_engine_close(e);
         return rc;
@@ -105,6 +134,8 @@ void ds4_engine_close(ds4_engine *e)
         e->b->op->close(e->b);
     gguf_close(e->drafter);
     gguf_close(e->trunk);
+    free(e->made[0]);
+    free(e->made[1]);
     free(e->slot_used);
     free(e);
 }

@@ -114,7 +114,7 @@ int gguf_open(gguf **out, const char *path, ds4_err *e)
     return finish(g, out, gguf_load_parts(g, path, e), e);
 }
 
-int gguf_open_mem(gguf **out, const void *buf, size_t len, const char *name, ds4_err *e)
+static int open_bytes(gguf **out, const void *buf, size_t len, const char *name, bool outline, ds4_err *e)
 {
     gguf *g = new_gguf(e);
     if (!g)
@@ -122,10 +122,21 @@ int gguf_open_mem(gguf **out, const void *buf, size_t len, const char *name, ds4
     gguf_part *part = &g->part[0];
     part->base = buf;
     part->len = len;
+    part->outline = outline;
     int rc = gguf_part_name(part, name, e);
     if (!rc)
         rc = gguf_part_parse(part, 0, e);
     return finish(g, out, rc, e);
+}
+
+int gguf_open_mem(gguf **out, const void *buf, size_t len, const char *name, ds4_err *e)
+{
+    return open_bytes(out, buf, len, name, false, e);
+}
+
+int gguf_open_outline(gguf **out, const void *buf, size_t len, const char *name, ds4_err *e)
+{
+    return open_bytes(out, buf, len, name, true, e);
 }
 
 void gguf_close(gguf *g)
@@ -151,7 +162,7 @@ uint64_t gguf_file_bytes(const gguf *g)
 {
     uint64_t sum = 0;
     for (size_t i = 0; i < g->n_parts; i++)
-        sum += g->part[i].len;
+        sum += g->part[i].whole ? g->part[i].whole : g->part[i].len;
     return sum;
 }
 

@@ -40,7 +40,7 @@ typedef struct gguf_tensor {
     uint64_t ne[4];    /* fastest first; unused dimensions are 1; none is 0 */
     uint32_t type;     /* GGUF tensor type id, known to quant.h or the open fails naming the tensor */
     uint64_t nbytes;   /* exact bytes of the data */
-    const void *data;  /* inside the map, aligned to general.alignment */
+    const void *data;  /* inside the map, aligned to general.alignment; NULL only in an outline */
     int part;          /* which split part holds it */
 } gguf_tensor;
 
@@ -50,6 +50,9 @@ typedef struct gguf gguf;
 int gguf_open(gguf **out, const char *path, ds4_err *e);
 /* The same over bytes in memory (for fuzzing and tests); `buf` must outlive the object. `name` is used in messages. */
 int gguf_open_mem(gguf **out, const void *buf, size_t len, const char *name, ds4_err *e);
+/* The same for a made-up file of which only a beginning exists: header, directory and the data of some tensors. Those
+ * whose data would lie behind the end have data NULL; gguf_file_bytes is the size that the whole would have. */
+int gguf_open_outline(gguf **out, const void *buf, size_t len, const char *name, ds4_err *e);
 void gguf_close(gguf *g); /* NULL is fine */
 
 const char *gguf_path(const gguf *g);

@@ -333,11 +333,17 @@ static int place_tensors(gguf_part *part, cursor *c, const uint64_t *offset)
             last = t;
         }
     }
-    if (furthest > part->len)
+    if (furthest > part->len && part->outline)
+        part->whole = furthest;
+    else if (furthest > part->len)
         return ds4_fail(c->e, DS4_EFORMAT, "%s: file is truncated: tensor '%s' ends at byte %" PRIu64 ", file has %zu: "
                         "download it again", part->label, gguf_show(last->name).s, furthest, part->len);
-    for (size_t i = 0; i < part->n_tensors; i++)
-        part->tensor[i].data = part->base + part->data_at + offset[i];
+    for (size_t i = 0; i < part->n_tensors; i++) {
+        gguf_tensor *t = &part->tensor[i];
+        const bool there = offset[i] <= part->len && t->nbytes <= part->len &&
+                           part->data_at + offset[i] + t->nbytes <= part->len;
+        t->data = there ? part->base + part->data_at + offset[i] : NULL;
+    }
     return 0;
 }
 
@@ -386,7 +392,7 @@ static int take_directory(gguf_part *part, int id, cursor *c, size_t n, uint32_t
         rc = place_tensors(part, c, offset);
     }
     free(offset);
-    return rc ? rc : check_overlap(part, c);
+    return rc || part->outline ? rc : check_overlap(part, c);
 }
 
 int gguf_part_parse(gguf_part *part, int id, ds4_err *e)

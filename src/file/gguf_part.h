@@ -25,6 +25,8 @@ typedef struct gguf_part {
     const uint8_t *base; /* the file */
     size_t len;
     bool mapped;         /* base is our mmap */
+    bool outline;        /* data may lie behind the end */
+    uint64_t whole;      /* outline: bytes of the whole file, else 0 */
     gguf_kv *kv;         /* owned */
     size_t n_kv;
     gguf_index kv_index;

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/hash.h"
+#include "file/synth.h"
 
 /* Walks all stores in a fixed order. With b = NULL it only counts floats; else it allocates. */
 typedef struct builder {
@@ -153,6 +154,34 @@ void kv_field_read(const kv *k, const kv_field *f, int slot, int pos, float *hos
 void kv_field_write(const kv *k, const kv_field *f, int slot, int pos, const float *host)
 {
     each_run(k, f, slot, pos, (float *)host, run_write);
+}
+
+static void fill_store(const kv *k, const be_store *st, int slot, int rows, uint64_t key, float *room, size_t most)
+{
+    float *to = st->base + (size_t)slot * st->seq_stride;
+    const size_t n = (size_t)rows * (size_t)st->width;
+    for (size_t at = 0, len; at < n; at += len) {
+        len = n - at < most ? n - at : most;
+        for (size_t i = 0; i < len; i++)
+            room[i] = (float)(int)(synth_bits(key, at + i) % 7) / 2 - 1.5f;
+        k->b->op->upload(k->b, to + at, room, len * sizeof *room);
+    }
+}
+
+int kv_fill(const kv *k, int slot, int pos, uint64_t seed, ds4_err *e)
+{
+    enum { MOST = 1 << 20 };
+    float *room = malloc(MOST * sizeof *room);
+    if (!room)
+        return ds4_fail(e, DS4_ENOMEM, "no memory to fill the KV state");
+    for (int i = 0; i < k->fields; i++) {
+        const kv_field *f = &k->field[i];
+        fill_store(k, &f->store, slot, f->keep ? f->store.cap : pos / f->ratio, seed + (uint64_t)i, room, MOST);
+    }
+    for (int i = 0; i < k->stages; i++)
+        fill_store(k, &k->stage[i], slot, k->stage[i].cap, seed - 1 - (uint64_t)i, room, MOST);
+    free(room);
+    return 0;
 }
 
 uint64_t kv_hash(const kv *k, int slot, int pos, bool *ok)

@@ -57,6 +57,11 @@ int kv_field_rows(const kv_field *f, int pos);
 void kv_field_read(const kv *k, const kv_field *f, int slot, int pos, float *host);
 void kv_field_write(const kv *k, const kv_field *f, int slot, int pos, const float *host);
 
+/* Random rows for a sequence of `pos` tokens that was never computed, every place of the rings and what follows from
+ * them included: for measuring speed at a position. Numbers are multiples of 1/2 up to 3/2, which every simulated
+ * rounding leaves alone. DS4_ENOMEM on failure. */
+int kv_fill(const kv *k, int slot, int pos, uint64_t seed, ds4_err *e);
+
 /* Hash of everything that a sequence of `pos` tokens in `slot` holds: equal exactly if the state is bit-identical. *ok
  * false: no memory. */
 uint64_t kv_hash(const kv *k, int slot, int pos, bool *ok);

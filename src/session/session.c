@@ -56,6 +56,22 @@ int session_reset(session *s, ds4_err *e)
     return 0;
 }
 
+int session_place(session *s, const int32_t *tokens, int n, ds4_err *e)
+{
+    int rc = n >= 1 && n <= s->ctx ? session_reset(s, e)
+                                   : ds4_fail(e, DS4_EARG, "a timeline of %d tokens, expected 1 to %d", n, s->ctx);
+    if (!rc)
+        rc = kv_fill(s->k, s->slot, n, 1, e);
+    if (rc)
+        return rc;
+    memcpy(s->tokens, tokens, (size_t)n * sizeof *tokens);
+    const int kept = s->k->stages ? s->k->stage[0].cap : 0;
+    s->pos = s->high = s->absorbed = n;
+    s->absorbed_from = n > kept ? n - kept : 0;
+    s->state = SESSION_READY;
+    return session_wait(s, e);
+}
+
 static int poisoned(const session *s, ds4_err *e)
 {
     (void)s;

@@ -66,6 +66,9 @@ void session_commit(session *s, int a, int logits_row);
  * the number of tokens fed. */
 int session_sync(session *s, const int32_t *tokens, int n, session_progress cb, void *ctx, int *fed, ds4_err *e);
 
+/* For measuring only: a timeline of tokens[0, n) whose state is random (kv_fill), as if it had been fed. No logits. */
+int session_place(session *s, const int32_t *tokens, int n, ds4_err *e);
+
 /* Moves pos back. Legal while every window below still holds: high - pos <= kv_rewind_room and pos >= low (after a
  * load: one token), or pos = 0. DS4_ESTATE otherwise: the caller reloads a snapshot or feeds again. */
 int session_rewind(session *s, int pos, ds4_err *e);

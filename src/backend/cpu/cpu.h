@@ -208,6 +208,7 @@ void cpu_tap(backend *b, const be_rows *r, const float *streams, int slot, const
 void cpu_gather(backend *b, const be_rows *r, const be_store *ring, float *out);
 void cpu_pick(backend *b, int n, const float *logits, float temp, uint64_t seed, const int32_t *pos, int32_t *out);
 void cpu_markov(backend *b, const be_weight *w1, const be_weight *w2, const int32_t *prev, float *logits);
+int cpu_synth(backend *b, be_weight *w, uint64_t seed, float scale, ds4_err *e);
 void cpu_confidence(backend *b, int n, const be_weight *w, const be_weight *w1, const float *hidden,
                     const int32_t *prev, float *out);
 

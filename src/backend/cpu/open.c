@@ -120,6 +120,7 @@ static const backend_ops cpu_ops = {
     .comp_put = cpu_comp_put, .comp_pool = cpu_comp_pool, .index_query = cpu_index_query,
     .index_select = cpu_index_select, .attend = cpu_attend, .route = cpu_route, .moe = cpu_moe,
     .tap = cpu_tap, .gather = cpu_gather, .pick = cpu_pick, .markov = cpu_markov, .confidence = cpu_confidence,
+    .synth = cpu_synth,
 };
 
 int cpu_open(backend **out, const backend_options *o, ds4_err *e)

@@ -184,6 +184,10 @@ size_t gpu_pack_room(const be_weight *w, int64_t rows);
 void gpu_pack_rows(gpu *g, const be_weight *w, const uint8_t *raw, uint8_t *units, uint8_t *to, int64_t first,
                    int64_t rows);
 
+/* --- synth.cu, bandwidth.cu --- */
+int gpu_synth(backend *b, be_weight *w, uint64_t seed, float scale, ds4_err *e);
+int gpu_bandwidth(backend *b, double *copy, double *read, ds4_err *e);
+
 /* --- the operations --- */
 void gpu_embed(backend *b, const be_rows *r, const be_weight *table, float *streams);
 void gpu_hc_pre(backend *b, int n, const be_hc *hc, const float *norm, const float *streams, float *mix, float *y,

@@ -97,6 +97,8 @@ static const backend_ops *gpu_ops(void)
         .download = op_download,
         .copy = op_copy,
         .bind = gpu_bind,
+        .synth = gpu_synth,
+        .bandwidth = gpu_bandwidth,
         .sync = op_sync,
         .step_begin = gpu_step_begin,
         .step_end = gpu_step_end,
