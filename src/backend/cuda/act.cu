@@ -63,20 +63,6 @@ typedef struct make_args {
     int count, warps;
 } make_args;
 
-/* Reciprocal of the scale, 0 if every q is 0. Infinity and NaN give the scale NaN, so that the fault shows in the
- * result. */
-DEV float group_scale(uint32_t top, float *recip)
-{
-    *recip = 0;
-    if (top >= 0x7f800000u)
-        return __uint_as_float(0x7fc00000u);
-    float d = __fdiv_rn(__uint_as_float(top), 127.0f), r = __fdiv_rn(1.0f, d);
-    if (r > 3.402823466e38f)
-        return 0;
-    *recip = r;
-    return d;
-}
-
 /* Lane l holds numbers l, l+32, ...: a group of 32 is one number of every lane. */
 DEV void quantise_piece(const aview &v, int64_t base, const float *x, int left, int lane)
 {

@@ -1,59 +1,20 @@
 /* attn.cu: softmax attention with a sink over the window, the compressed rows and, for the drafter, the block's own
- * rows. Keys and values are the same rows.
+ * rows. Keys and values are the same rows. (attend.cu does the same faster for narrow forwards of one shape.)
  *
- * The rows that a token sees form one list, which depends on its position alone: window by position, compressed rows by
- * index, block. It is cut into pieces of PIECE entries; a warp handles one head of one piece, and the pieces are merged
- * in order. */
-#include "backend/cuda/row.cuh"
+ * The list of rows that a token sees is cut into pieces of PIECE entries; a warp handles one head of one piece, and the
+ * pieces are merged in order. */
+#include "backend/cuda/sight.cuh"
 
 enum { PIECE = 32, HEADS_PER_BLOCK = 4, MERGE_THREADS = 128 };
 
 typedef struct attn_args {
-    const int32_t *pos, *seq, *sel;
-    const float *q, *block, *sinks, *freq;
-    be_store raw, comp;
-    float *o, *part; /* part: [BE_NARROW][heads][pieces][dim + 2]: sums, largest logit, sum of weights */
-    int row0, n;     /* rows of this launch start at row0; n of the forward */
-    int ratio, heads, dim, rope, window, top, pieces;
+    sources in;
+    const float *q, *sinks, *freq;
+    float *o, *part; /* part: [BE_NARROW][heads][pieces][dim + 4]: sums, largest logit, sum of weights */
+    int row0;        /* first row of this launch */
+    int heads, dim, rope, pieces;
     float scale;
 } attn_args;
-
-/* What token i sees. */
-typedef struct sight {
-    int seq, from, ring, comp, total; /* first ring position; numbers of ring rows, compressed rows, all rows */
-    const int32_t *sel;
-} sight;
-
-DEV sight see(const attn_args &a, int i)
-{
-    sight s;
-    int pos = a.pos[i], end = a.block ? a.pos[0] : pos + 1, visible = a.comp.base ? (pos + 1) / a.ratio : 0;
-    s.seq = a.seq[i];
-    s.from = end > a.window ? end - a.window : 0;
-    s.ring = end - s.from;
-    s.sel = a.comp.base && a.sel ? a.sel + (int64_t)i * a.top : NULL;
-    s.comp = s.sel && visible > a.top ? a.top : visible;
-    s.total = s.ring + s.comp + (a.block ? a.n : 0);
-    return s;
-}
-
-DEV const float *seen_row(const attn_args &a, const sight &s, int t)
-{
-    if (t < s.ring)
-        return ring_row(a.raw, s.seq, s.from + t);
-    t -= s.ring;
-    if (t < s.comp) {
-        int row = s.sel ? s.sel[t] : t;
-        return array_row(a.comp, s.seq, row < 0 ? 0 : row);
-    }
-    return a.block + (int64_t)(t - s.comp) * a.dim;
-}
-
-/* Whether entry t is really there: a selection may end early. */
-DEV bool is_seen(const sight &s, int t)
-{
-    return !s.sel || t < s.ring || t >= s.ring + s.comp || s.sel[t - s.ring] >= 0;
-}
 
 /* V: float4 of a row per lane (dim = 128 V). Lane l holds float4 l, l + 32, ... */
 template <int V> DEV float row_dot(const float4 (&q)[V], const float *row, int lane)
@@ -88,7 +49,7 @@ template <int V> DEV void row_add(float4 (&o)[V], float p, const float *row, int
 template <int V> static __global__ void __launch_bounds__(32 * HEADS_PER_BLOCK) attend_piece(const attn_args a)
 {
     int lane = threadIdx.x % 32, h = (int)blockIdx.y * HEADS_PER_BLOCK + threadIdx.x / 32, i = a.row0 + (int)blockIdx.z;
-    sight s = see(a, i);
+    sight s = see(a.in, i);
     int from = (int)blockIdx.x * PIECE, count = s.total - from < PIECE ? s.total - from : PIECE;
     if (h >= a.heads || count <= 0)
         return;
@@ -101,14 +62,14 @@ template <int V> static __global__ void __launch_bounds__(32 * HEADS_PER_BLOCK) 
     }
     float z = -INFINITY; /* lane t: the logit of entry t */
     for (int t = 0; t < count; t++) {
-        float dot = row_dot<V>(q, seen_row(a, s, from + t), lane);
+        float dot = row_dot<V>(q, seen_row(a.in, s, from + t), lane);
         if (lane == t && is_seen(s, from + t))
             z = __fmul_rn(dot, a.scale);
     }
     float top = warp_max(z);
     float p = z == -INFINITY ? 0.0f : expf(__fsub_rn(z, top)); /* NaN stays NaN and shows in this row alone */
     for (int t = 0; t < count; t++)
-        row_add<V>(o, __shfl_sync(FULL_WARP, p, t), seen_row(a, s, from + t), lane);
+        row_add<V>(o, __shfl_sync(FULL_WARP, p, t), seen_row(a.in, s, from + t), lane);
     float *part = a.part + (((int64_t)blockIdx.z * a.heads + h) * a.pieces + blockIdx.x) * (a.dim + 4);
     float sum = warp_sum(p);
 #pragma unroll
@@ -124,7 +85,7 @@ template <int V> static __global__ void __launch_bounds__(32 * HEADS_PER_BLOCK) 
 static __global__ void __launch_bounds__(MERGE_THREADS) merge_pieces(const attn_args a)
 {
     int h = blockIdx.x, i = a.row0 + (int)blockIdx.y;
-    int pieces = (see(a, i).total + PIECE - 1) / PIECE, width = a.dim + 4;
+    int pieces = (see(a.in, i).total + PIECE - 1) / PIECE, width = a.dim + 4;
     const float *part = a.part + ((int64_t)blockIdx.y * a.heads + h) * a.pieces * width;
     float sink = a.sinks[h], top = sink, sum;
     for (int c = 0; c < pieces; c++)
@@ -145,7 +106,7 @@ static __global__ void __launch_bounds__(MERGE_THREADS) merge_pieces(const attn_
         v = make_float2(__fdiv_rn(v.x, sum), __fdiv_rn(v.y, sum));
         int t = k - (a.dim - a.rope) / 2;
         if (t >= 0) {
-            float2 cs = angle_of(a.pos[i], a.freq[t]);
+            float2 cs = angle_of(a.in.pos[i], a.freq[t]);
             v = rotated(v.x, v.y, cs.x, -cs.y);
         }
         float *o = a.o + ((int64_t)i * a.heads + h) * a.dim + 2 * k;
@@ -175,15 +136,6 @@ static void launch_rows(gpu *g, const attn_args &a, int rows, int most)
     GPU_LAUNCH(g, merge_pieces, dim3(a.heads, rows), MERGE_THREADS, 0, a);
 }
 
-/* Entries that the scratch has room for: doubling, so that it grows a few times in a long context and then no more. */
-static int room_for(int entries)
-{
-    int room = 1024;
-    while (room < entries)
-        room *= 2;
-    return room;
-}
-
 void gpu_attend(backend *b, const be_rows *r, const be_attn *attn)
 {
     gpu *g = gpu_of(b);
@@ -195,17 +147,13 @@ void gpu_attend(backend *b, const be_rows *r, const be_attn *attn)
         return;
     }
     be_store none = {};
-    int visible = !attn->comp ? 0 : (r->max_pos + 1) / attn->ratio, own = attn->block ? r->n : 0;
-    visible = attn->sel && visible > m->idx_topk ? m->idx_topk : visible;
-    int most = m->window + visible + own;
     attn_args a = {};
-    a.pos = r->pos, a.seq = r->seq, a.sel = attn->comp ? attn->sel : NULL;
-    a.q = attn->q, a.block = attn->block, a.sinks = attn->sinks, a.freq = attn->freq;
-    a.raw = *attn->raw, a.comp = attn->comp ? *attn->comp : none;
-    a.o = attn->o;
-    a.n = r->n, a.ratio = attn->ratio, a.heads = m->heads, a.dim = m->head_dim, a.rope = m->rope_dim;
-    a.window = m->window, a.top = m->idx_topk;
-    a.pieces = (int)gpu_blocks(room_for(most), PIECE);
+    a.in = sources{r->pos, r->seq, attn->comp ? attn->sel : NULL, attn->block, *attn->raw,
+                   attn->comp ? *attn->comp : none, r->n, attn->ratio, m->head_dim, m->window, m->idx_topk};
+    int most = sight_most(a.in, r->max_pos);
+    a.q = attn->q, a.sinks = attn->sinks, a.freq = attn->freq, a.o = attn->o;
+    a.heads = m->heads, a.dim = m->head_dim, a.rope = m->rope_dim;
+    a.pieces = (int)gpu_blocks(sight_room(most), PIECE);
     a.scale = (float)(1 / sqrt((double)m->head_dim));
     size_t floats = (size_t)BE_NARROW * (size_t)m->heads * (size_t)a.pieces * (size_t)(m->head_dim + 4);
     a.part = (float *)gpu_scratch_get(g, G_PART, floats * sizeof(float));

@@ -111,15 +111,15 @@ static bool dense(const be_weight *w, bool half)
 static bool attention_fits(const gpu *g, const be_block *w, const be_place *p)
 {
     const be_dims *m = &g->base.dims;
-    if (!dense(&w->q_a, true) || !dense(&w->kv, true) || !dense(&w->q_b, false) || !dense(&w->out_a, false) ||
-        !dense(&w->out_b, false))
+    if (!gpu_attend_fits(g) || !dense(&w->q_a, true) || !dense(&w->kv, true) || !dense(&w->q_b, false) ||
+        !dense(&w->out_a, false) || !dense(&w->out_b, false))
         return false;
     if (p->ratio && (!dense(&w->comp.kv, true) || !dense(&w->comp.gate, true) || p->ratio > 128))
         return false;
     if (p->ratio == 4 && (!dense(&w->index_comp.kv, true) || !dense(&w->index_comp.gate, true) ||
                           !dense(&w->index_proj, true) || !dense(&w->index_q_b, true)))
         return false;
-    return w->q_a.ne1 % 128 == 0 && m->group_rank % 32 == 0 && m->head_dim % 128 == 0 && m->head_dim <= 512 &&
+    return w->q_a.ne1 % 128 == 0 && m->group_rank % 32 == 0 &&
            m->heads * m->head_dim % m->groups == 0 && w->comp.kv.ne1 <= 2 * m->head_dim && m->idx_dim % 32 == 0;
 }
 

@@ -3,8 +3,8 @@
  *
  * Files: open (life, errors), graph (steps: capture and replay), memory (allocations, transfers, scratch), bind
  * (weights into the device's layout), unit (that layout and its decoding), num (small formats, reductions), act
- * (quantised inputs), dot (inner products), linear, moe, hc (embedding, hyper-connections), norm (norms, rotation, KV rows, taps), compress, index, attn, route,
- * draft (pick, Markov, confidence).
+ * (quantised inputs), dot (inner products), linear, moe, hc (embedding, hyper-connections), norm (norms, rotation, KV
+ * rows, taps), compress, index, attn, route, draft (pick, Markov, confidence); block lists those of the fused block.
  *
  * Row invariance. Every sum has one order that depends on the shape of the operation alone: a lane of a warp adds its
  * own elements in ascending order, then a fixed tree adds the lanes. A pass may serve 1, 2, 4 or 8 rows with one
@@ -62,6 +62,9 @@ typedef struct gpu_buf {
     size_t bytes;
 } gpu_buf;
 
+/* Kernels that need more shared memory than smem_limit. */
+enum gpu_raised { GPU_RAISE_ATTEND };
+
 /* First fault seen by a kernel (an id out of range). Lives in device memory; sync reads it. */
 enum gpu_fault_kind { FAULT_NONE = 0, FAULT_TOKEN, FAULT_EXPERT, FAULT_MARKOV };
 typedef struct gpu_fault {
@@ -95,6 +98,8 @@ typedef struct gpu {
     int sms;           /* multiprocessors */
     bool chains;       /* the device has programmatic dependent launch */
     size_t smem_limit; /* bytes of dynamic shared memory that a block may have */
+    size_t smem_most;  /* the same for kernels that gpu_raise_smem was called for */
+    unsigned raised;   /* these kernels: bit of enum gpu_raised */
     gpu_block *blocks;
     gpu_buf scratch[G_COUNT];
     char *ring; /* pinned: small uploads in flight */
@@ -149,6 +154,17 @@ static inline void gpu_launch(gpu *g, const char *name, const char *file, int li
 /* The same for kernels that call chain_wait (mma.cuh): they may start before the kernel before them has finished. */
 #define GPU_CHAIN(g, kernel, grid, block, smem, ...)                                                                   \
     gpu_launch(g, #kernel, __FILE__, __LINE__, true, kernel, grid, block, smem, __VA_ARGS__)
+
+/* Lets a kernel have `bytes` of dynamic shared memory; false after a failure. */
+template <class... P>
+static inline bool gpu_raise_smem(gpu *g, enum gpu_raised which, void (*kernel)(P...), size_t bytes)
+{
+    if (!gpu_ok(g) || g->raised & 1u << which)
+        return gpu_ok(g);
+    if (GPU_CHECK(g, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes)))
+        g->raised |= 1u << which;
+    return gpu_ok(g);
+}
 
 static inline unsigned gpu_blocks(int64_t work, int per_block)
 {

@@ -43,6 +43,37 @@ DEV void mma_f16_k16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_
 #endif
 }
 
+/* tf32 is float32 whose last 13 bits are ignored. a[0] row g, k = t; a[1] row g+8; a[2], a[3] the same with k + 4; b[0]
+ * column g, k = t; b[1] k + 4. */
+DEV void mma_tf32_k8(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
+{
+#if defined(__CUDA_ARCH__)
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+#elif defined(GPU_EMULATED)
+    emu_mma_tf32(c, a, b0, b1);
+#endif
+}
+
+/* 16 bytes from global to shared memory. They are there after the thread's copy_wait and a barrier of the block. */
+DEV void copy_async(void *shared, const void *global)
+{
+#if defined(__CUDA_ARCH__)
+    uint32_t to = (uint32_t)__cvta_generic_to_shared(shared);
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(global) : "memory");
+#else
+    *reinterpret_cast<uint4 *>(shared) = *reinterpret_cast<const uint4 *>(global);
+#endif
+}
+
+DEV void copy_wait()
+{
+#if defined(__CUDA_ARCH__)
+    asm volatile("cp.async.wait_all;" ::: "memory");
+#endif
+}
+
 /* 16 bytes of a weight: read once, not worth a place in L1. */
 DEV uint4 load_stream(const void *p)
 {

@@ -31,5 +31,6 @@ typedef struct nattend {
     qrows out; /* [n][heads * dim], group 32 */
 } nattend;
 void gpu_attend_narrow(gpu *g, const nattend *a);
+bool gpu_attend_fits(const gpu *g); /* whether it has kernels for the model's sizes on this device */
 
 #endif

@@ -72,6 +72,20 @@ DEV float round_e2m1(float f)
     return copysignf(v, f);
 }
 
+/* Scale of a group of int8 numbers from the bits of the largest magnitude; *recip: its reciprocal, 0 if every number
+ * is 0. Infinity and NaN give the scale NaN, so that the fault shows in the result. */
+DEV float group_scale(uint32_t top, float *recip)
+{
+    *recip = 0;
+    if (top >= 0x7f800000u)
+        return __uint_as_float(0x7fc00000u);
+    float d = __fdiv_rn(__uint_as_float(top), 127.0f), r = __fdiv_rn(1.0f, d);
+    if (r > 3.402823466e38f)
+        return 0;
+    *recip = r;
+    return d;
+}
+
 /* Order of floats as order of unsigned integers; NaN is last, -0 equals +0. */
 DEV uint32_t order_key(float f)
 {

@@ -194,6 +194,7 @@ extern "C" int cuda_open(backend **out, const backend_options *o, ds4_err *e)
     g->sms = prop.multiProcessorCount;
     g->chains = prop.major >= 9;
     g->smem_limit = prop.sharedMemPerBlock;
+    g->smem_most = prop.sharedMemPerBlockOptin;
     prepare(g, &prop);
     rc = op_sync(&g->base, e);
     if (rc) {

@@ -170,6 +170,27 @@ static inline void emu_mma_f16(float (&c)[4], const uint32_t (&a)[4], uint32_t b
     }
 }
 
+static inline void emu_mma_tf32(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
+{
+    const unsigned g = emu_lane() / 4, t = emu_lane() % 4;
+    uint32_t(*A)[8] = static_cast<uint32_t(*)[8]>(emu_warp_slots()), (*B)[8] = A + 16;
+    for (int i = 0; i < 4; i++)
+        A[g + 8 * (i & 1)][t + 4 * (i >> 1)] = a[i] & 0xffffe000u;
+    B[g][t] = b0 & 0xffffe000u;
+    B[g][t + 4] = b1 & 0xffffe000u;
+    emu_warp_barrier();
+    for (int i = 0; i < 4; i++) {
+        double sum = c[i];
+        for (int k = 0; k < 8; k++) {
+            float x, y;
+            memcpy(&x, &A[g + 8 * (i >> 1)][k], 4);
+            memcpy(&y, &B[2 * t + (i & 1)][k], 4);
+            sum += (double)x * (double)y;
+        }
+        c[i] = (float)sum;
+    }
+}
+
 /* --- arithmetic --- */
 static inline float __uint_as_float(unsigned u)
 {
