@@ -170,6 +170,8 @@ static inline void emu_mma_f16(float (&c)[4], const uint32_t (&a)[4], uint32_t b
     }
 }
 
+unsigned long long emu_clock(void); /* nanoseconds */
+
 /* --- arithmetic --- */
 static inline float __uint_as_float(unsigned u)
 {
