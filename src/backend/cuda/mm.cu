@@ -65,6 +65,11 @@ static __global__ void __launch_bounds__(MM_THREADS, FAST ? 2 : 1) mm_products(c
 {
     __shared__ mm_room<CT> room;
     chain_next();
+    if (a.when) {
+        chain_wait();
+        if (!*a.when)
+            return;
+    }
     mm_block<CT, FAST>(a, (int)blockIdx.x, &room);
 }
 
@@ -72,6 +77,7 @@ void gpu_products(gpu *g, mm_args *a)
 {
     int blocks = mm_plan(a);
     bool fast = mm_fast(a);
+    a->when = g->when;
     auto *kernel = a->n <= 8 ? fast ? mm_products<1, true> : mm_products<1, false>
                              : fast ? mm_products<2, true> : mm_products<2, false>;
     GPU_CHAIN(g, kernel, blocks, MM_THREADS, 0, *a);
@@ -83,6 +89,7 @@ typedef struct forms_args {
     mm_forms f;
     const float *x;
     int n, k, ldx;
+    const int32_t *when;
 } forms_args;
 
 /* Block (256 numbers, row) of 8 warps. Numbers behind k are zero. */
@@ -92,6 +99,8 @@ static __global__ void __launch_bounds__(256) make_forms(const forms_args a)
     const float *x = a.x + (int64_t)r * a.ldx;
     chain_next();
     chain_wait();
+    if (a.when && !*a.when)
+        return;
     int i = at + 32 * warp + lane;
     if (a.f.q32.q && at + 32 * warp < a.k)
         warp_quantise32(a.f.q32, r, at + 32 * warp, i < a.k ? x[i] : 0.0f, lane);
@@ -113,6 +122,6 @@ static __global__ void __launch_bounds__(256) make_forms(const forms_args a)
 
 void gpu_make_forms(gpu *g, int n, int k, const float *x, int ldx, const mm_forms *f)
 {
-    forms_args a = {*f, x, n, k, ldx};
+    forms_args a = {*f, x, n, k, ldx, g->when};
     GPU_CHAIN(g, make_forms, dim3(gpu_blocks(k, 256), n), 256, 0, a);
 }
