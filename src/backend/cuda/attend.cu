@@ -5,9 +5,8 @@
  * A token's list is cut into pieces of PIECE entries. A block handles one piece for HEADS heads of one token: it loads
  * the rows once, which are keys and values, and multiplies on tensor cores. The pieces are then merged.
  *
- * Precision. A float32 number is split into two tf32 numbers, hi rounded and lo the rest; of the four products all but
- * lo * lo are kept, which leaves about 2^-22 of each term. Most numbers of a KV row went through simulated FP8 and are
- * tf32 numbers as they are: where a whole group of 8 columns of a piece has no lo, its products are left out (they
+ * Precision: products of tf32 pairs (tf32.cuh). Most numbers of a KV row went through simulated FP8 and are tf32
+ * numbers as they are: where a whole group of 8 columns of a piece has no lo parts, their products are left out (they
  * would add zeros).
  *
  * Work of warps. Both products are cut by columns of the KV rows: warp w has the groups w, w + 8, ... of 8 columns, so
@@ -15,6 +14,7 @@
  * warp makes partial logits, which are added in the order of warps. In p.v they are columns of the result. */
 #include "backend/cuda/narrow.cuh"
 #include "backend/cuda/sight.cuh"
+#include "backend/cuda/tf32.cuh"
 
 enum {
     DIM = 512,
@@ -50,57 +50,6 @@ typedef struct attend_room {
     float square[WARPS][HEADS];  /* partial sums of squares of the queries */
     float2 turn[DIM / 2];        /* the token's rotations */
 } attend_room;
-
-/* --- small parts --- */
-
-/* angle_of in float32: the angle is reduced by quarter turns (exactly, for positions below 2^23), then two polynomials
- * give the sine and cosine to about 1e-7. */
-DEV float2 turn_of(int pos, float freq)
-{
-    float x = __fmul_rn((float)pos, freq), k = rintf(__fmul_rn(x, 0.636619772f));
-    float r = __fmaf_rn(-k, -4.37113883e-8f, __fmaf_rn(-k, 1.57079637f, x)), z = __fmul_rn(r, r);
-    float s = __fmaf_rn(__fmaf_rn(-1.9515295891e-4f, z, 8.3321608736e-3f), z, -1.6666654611e-1f);
-    s = __fmaf_rn(s, __fmul_rn(z, r), r);
-    float c = __fmaf_rn(__fmaf_rn(2.443315711809948e-5f, z, -1.388731625493765e-3f), z, 4.166664568298827e-2f);
-    c = __fmaf_rn(__fmul_rn(c, z), z, __fmaf_rn(-0.5f, z, 1.0f));
-    int quarter = __float2int_rn(k) & 3;
-    float2 cs = quarter & 1 ? make_float2(s, c) : make_float2(c, s);
-    return make_float2(quarter == 1 || quarter == 2 ? -cs.x : cs.x, quarter >= 2 ? -cs.y : cs.y);
-}
-
-/* The bits of a number that tf32 does not have, and the two parts of one that has some. */
-enum : uint32_t { TF32_REST = 0x1fffu };
-DEV uint32_t tf32_hi(float v) { return (__float_as_uint(v) + 0x1000u) & ~TF32_REST; }
-DEV uint32_t tf32_lo(float v, uint32_t hi) { return __float_as_uint(__fsub_rn(v, __uint_as_float(hi))); }
-
-typedef struct operand { /* 16 x 8 of a product's left side */
-    uint32_t hi[4], lo[4];
-} operand;
-
-DEV void split(operand &a, const float (&v)[4])
-{
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        a.hi[i] = tf32_hi(v[i]);
-        a.lo[i] = tf32_lo(v[i], a.hi[i]);
-    }
-}
-
-/* main += a.hi * b, small += a.lo * b for b = (x, y) without lo parts. */
-DEV void multiply(float (&main)[4], float (&small)[4], const operand &a, float x, float y)
-{
-    mma_tf32_k8(small, a.lo, __float_as_uint(x), __float_as_uint(y));
-    mma_tf32_k8(main, a.hi, __float_as_uint(x), __float_as_uint(y));
-}
-
-/* The same for any b; small also gets a.hi * b.lo. */
-DEV void multiply_split(float (&main)[4], float (&small)[4], const operand &a, float x, float y)
-{
-    uint32_t hx = tf32_hi(x), hy = tf32_hi(y);
-    mma_tf32_k8(small, a.lo, hx, hy);
-    mma_tf32_k8(small, a.hi, tf32_lo(x, hx), tf32_lo(y, hy));
-    mma_tf32_k8(main, a.hi, hx, hy);
-}
 
 /* --- a piece --- */
 

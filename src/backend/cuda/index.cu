@@ -1,5 +1,43 @@
 /* index.cu: the indexer: queries, scores, and the choice of the best compressed rows. */
 #include "backend/cuda/row.cuh"
+#include "backend/cuda/tf32.cuh"
+
+enum { DIM = 128, VALUES = DIM / 32 /* heads of the fast kernels; numbers of a lane */ };
+
+/* warp_hadamard and warp_sim_fp4 on a row whose numbers l, l + 32, ... lane l holds. */
+DEV void lane_hadamard(float (&v)[VALUES], int lane)
+{
+#pragma unroll
+    for (int h = 1; h < 32; h *= 2)
+#pragma unroll
+        for (int j = 0; j < VALUES; j++) {
+            float other = __shfl_xor_sync(FULL_WARP, v[j], h);
+            v[j] = lane & h ? __fsub_rn(other, v[j]) : __fadd_rn(v[j], other);
+        }
+#pragma unroll
+    for (int h = 1; h < VALUES; h *= 2)
+#pragma unroll
+        for (int j = 0; j < VALUES; j++)
+            if (!(j & h)) {
+                float a = v[j], b = v[j + h];
+                v[j] = __fadd_rn(a, b);
+                v[j + h] = __fsub_rn(a, b);
+            }
+    float s = __fdiv_rn(1.0f, __fsqrt_rn((float)DIM));
+#pragma unroll
+    for (int j = 0; j < VALUES; j++)
+        v[j] = __fmul_rn(v[j], s);
+}
+
+DEV void lane_sim_fp4(float (&v)[VALUES])
+{
+#pragma unroll
+    for (int j = 0; j < VALUES; j++) {
+        float top = warp_max(fmaxf(6.0f * 1.1754943508222875e-38f, fabsf(v[j])));
+        float s = pow2_value(ceil_log2(__fmul_rn(top, 1.0f / 6.0f)));
+        v[j] = __fmul_rn(round_e2m1(__fdiv_rn(v[j], s)), s);
+    }
+}
 
 /* One warp per head, GPU_WARPS heads of one row per block. */
 static __global__ void __launch_bounds__(GPU_THREADS)
@@ -29,35 +67,207 @@ static __global__ void __launch_bounds__(GPU_THREADS)
         q[i] = row[i];
 }
 
+/* The same for heads of DIM numbers: lane l holds numbers l, l + 32, ... in registers. */
+static __global__ void __launch_bounds__(GPU_THREADS)
+    finish_queries_fast(const int32_t *pos, const float *freq, bool sim, float *qi, int heads, int rope)
+{
+    chain_next();
+    chain_wait();
+    int lane = threadIdx.x % 32, h = (int)blockIdx.x * GPU_WARPS + (int)threadIdx.x / 32, r = blockIdx.y;
+    if (h >= heads)
+        return;
+    float *q = qi + ((int64_t)r * heads + h) * DIM + lane, v[VALUES];
+#pragma unroll
+    for (int j = 0; j < VALUES; j++)
+        v[j] = q[32 * j];
+#pragma unroll
+    for (int j = 0; j < VALUES; j++) {
+        int k = 32 * j + lane - (DIM - rope);
+        float other = __shfl_xor_sync(FULL_WARP, v[j], 1);
+        if (k >= 0) {
+            float2 cs = turn_of(pos[r], freq[k / 2]);
+            v[j] = lane % 2 ? rotated(other, v[j], cs.x, cs.y).y : rotated(v[j], other, cs.x, cs.y).x;
+        }
+    }
+    if (sim) {
+        lane_hadamard(v, lane);
+        lane_sim_fp4(v);
+    }
+#pragma unroll
+    for (int j = 0; j < VALUES; j++)
+        q[32 * j] = v[j];
+}
+
 void gpu_index_query(backend *b, const be_rows *r, const float *freq, bool sim, float *qi)
 {
     const be_dims *m = &b->dims;
+    dim3 grid(gpu_blocks(m->idx_heads, GPU_WARPS), r->n);
+    if (r->n > 0 && m->idx_dim == DIM) {
+        GPU_CHAIN(gpu_of(b), finish_queries_fast, grid, GPU_THREADS, 0, r->pos, freq, sim, qi, (int)m->idx_heads,
+                  (int)m->rope_dim);
+        return;
+    }
     size_t smem = ((size_t)m->rope_dim + (size_t)GPU_WARPS * (size_t)m->idx_dim) * sizeof(float);
     if (r->n > 0)
-        GPU_LAUNCH(gpu_of(b), finish_queries, dim3(gpu_blocks(m->idx_heads, GPU_WARPS), r->n), GPU_THREADS, smem,
-                   r->pos, freq, sim, qi, (int)m->idx_heads, (int)m->idx_dim, (int)m->rope_dim);
+        GPU_LAUNCH(gpu_of(b), finish_queries, grid, GPU_THREADS, smem, r->pos, freq, sim, qi, (int)m->idx_heads,
+                   (int)m->idx_dim, (int)m->rope_dim);
 }
 
-enum { TILE = 32 /* compressed rows per block */, SELECT_THREADS = 1024 };
+enum {
+    STEPS = DIM / 8,
+    TILE = 8, /* compressed rows of a warp's product */
+    MOST_HEADS = 16 * GPU_WARPS,
+    SLOW_TILE = 32, /* compressed rows of a block of the other kernel */
+    SELECT_THREADS = 1024,
+    BINS = 2 * SELECT_THREADS,
+    PASSES = 3,
+    KEYS = 8,        /* of a lane, loaded together */
+    SEGMENT = 16384, /* keys of a block where several blocks select */
+};
 
 typedef struct score_args {
-    const int32_t *pos, *seq;
+    const int32_t *pos, *seq, *count;
     const float *qi, *wi;
     be_store rows;
     uint32_t *keys; /* [n][rows.cap] */
-    int ratio, heads, dim, top;
+    int n, ratio, heads, dim, top;
     float scale;
 } score_args;
 
-/* Block (tile, r). Thread (s, g) adds heads g, g + 8, ... of compressed row s in order; then the eight sums are added
- * in order. The keys of rows that see at most `top` rows are not needed. */
-static __global__ void __launch_bounds__(GPU_THREADS) score_tile(const score_args a)
+/* Compressed rows that need keys: none where all are taken, or the row of the forward is not wanted. */
+DEV int rows_to_rank(const int32_t *pos, const int32_t *count, int ratio, int top, int r)
 {
-    GPU_DYNAMIC_SMEM(float, tile); /* [TILE][dim + 1]: the odd distance spreads the rows over the banks */
-    __shared__ float part[GPU_WARPS][TILE];
-    int r = blockIdx.y, have = (a.pos[r] + 1) / a.ratio, from = (int)blockIdx.x * TILE, s = threadIdx.x % TILE;
-    int g = threadIdx.x / TILE, count = have - from < TILE ? have - from : TILE;
-    if (have <= a.top || count <= 0)
+    int have = (pos[r] + 1) / ratio;
+    return have <= top || (count && r >= *count) ? 0 : have;
+}
+
+/* --- scores --- */
+
+/* Heads 16 m + g and 16 m + g + 8 of a row of queries as a left side: step j has columns 8 j .. 8 j + 7, of which the
+ * lane has 8 j + 2 t and the next. Heads behind the last repeat it; their weight is zero. */
+typedef struct query_rows {
+    const float *head[2]; /* moved to column 2 t */
+} query_rows;
+
+DEV query_rows query_of(const score_args &a, int r, int m, int lane)
+{
+    query_rows p;
+    for (int half = 0; half < 2; half++) {
+        int h = 16 * m + lane / 4 + 8 * half;
+        p.head[half] = a.qi + ((int64_t)r * a.heads + (h < a.heads ? h : a.heads - 1)) * DIM + 2 * (lane % 4);
+    }
+    return p;
+}
+
+DEV void fetch_step(float (&q)[4], const query_rows &p, int j)
+{
+    for (int half = 0; half < 2; half++) {
+        float2 v = *reinterpret_cast<const float2 *>(p.head[half] + 8 * j);
+        q[half] = v.x;
+        q[2 + half] = v.y;
+    }
+}
+
+/* Whether all numbers of the warp are tf32 numbers, as they are after simulated FP4. */
+DEV bool all_exact(uint32_t bits) { return !__any_sync(FULL_WARP, (bits & TF32_REST) != 0); }
+
+/* c = q.k of the warp's heads and rows; `row` is the lane's (row g of the tile). q: the queries, if `exact`. */
+DEV void dots(float (&c)[4], const float (&q)[STEPS][4], bool exact, const query_rows &p, const float *row, int lane)
+{
+    float2 k[STEPS];
+    float main[4] = {}, small[4] = {};
+    uint32_t bits = 0;
+    row += 2 * (lane % 4);
+#pragma unroll
+    for (int j = 0; j < STEPS; j++) {
+        k[j] = *reinterpret_cast<const float2 *>(row + 8 * j);
+        bits |= __float_as_uint(k[j].x) | __float_as_uint(k[j].y);
+    }
+    if (all_exact(bits) && exact) {
+#pragma unroll
+        for (int j = 0; j < STEPS; j++) {
+            const uint32_t hi[4] = {__float_as_uint(q[j][0]), __float_as_uint(q[j][1]), __float_as_uint(q[j][2]),
+                                    __float_as_uint(q[j][3])};
+            mma_tf32_k8(j % 2 ? small : main, hi, __float_as_uint(k[j].x), __float_as_uint(k[j].y));
+        }
+    } else {
+#pragma unroll 2
+        for (int j = 0; j < STEPS; j++) { /* from memory again: parts of all queries are too many for registers */
+            operand left;
+            float v[4];
+            fetch_step(v, p, j);
+            split(left, v);
+            float2 x = *reinterpret_cast<const float2 *>(row + 8 * j);
+            multiply_split(main, small, left, x.x, x.y);
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        c[i] = __fadd_rn(main[i], small[i]);
+}
+
+/* Block (x, r): compressed rows x * slots * TILE .. and every gridDim.x-th tile of that size after them. The warps of a
+ * slot share TILE rows, each has 16 heads, whose terms are added by a fixed tree; then the warps' sums in order. */
+static __global__ void __launch_bounds__(GPU_THREADS, 2) score_rows(const __grid_constant__ score_args a)
+{
+    __shared__ float part[2][GPU_WARPS][TILE];
+    chain_next();
+    chain_wait();
+    int r = blockIdx.y, have = rows_to_rank(a.pos, a.count, a.ratio, a.top, r);
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, tiles = (a.heads + 15) / 16, slots = GPU_WARPS / tiles;
+    int slot = warp / tiles, m = warp % tiles, g = lane / 4, t = lane % 4, turn = 0;
+    if (!have)
+        return;
+    float q[STEPS][4], weight[2];
+    uint32_t bits = 0;
+    query_rows p = query_of(a, r, m, lane);
+#pragma unroll
+    for (int j = 0; j < STEPS; j++) {
+        fetch_step(q[j], p, j);
+        bits |=
+            __float_as_uint(q[j][0]) | __float_as_uint(q[j][1]) | __float_as_uint(q[j][2]) | __float_as_uint(q[j][3]);
+    }
+    bool exact = all_exact(bits);
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        int h = 16 * m + g + 8 * half;
+        weight[half] = h < a.heads ? __fmul_rn(a.wi[(int64_t)r * a.heads + h], a.scale) : 0;
+    }
+    for (int at = (int)blockIdx.x * slots; at * TILE < have; at += (int)gridDim.x * slots, turn ^= 1) {
+        int from = (at + slot) * TILE, row = from + g < have ? from + g : have - 1;
+        if (slot < slots && from < have) {
+            float c[4], sum[2];
+            dots(c, q, exact, p, array_row(a.rows, a.seq[r], row), lane);
+#pragma unroll
+            for (int i = 0; i < 2; i++) { /* row 2 t + i; negative products count nothing, NaN stays */
+                sum[i] = __fadd_rn(__fmul_rn(weight[0], c[i] < 0 ? 0 : c[i]),
+                                   __fmul_rn(weight[1], c[2 + i] < 0 ? 0 : c[2 + i]));
+                for (int step = 4; step < 32; step *= 2)
+                    sum[i] = __fadd_rn(sum[i], __shfl_xor_sync(FULL_WARP, sum[i], step));
+            }
+            if (g == 0)
+                *reinterpret_cast<float2 *>(&part[turn][warp][2 * t]) = make_float2(sum[0], sum[1]);
+        }
+        __syncthreads();
+        if (slot < slots && m == 0 && lane < TILE && from + lane < have) {
+            float sum = part[turn][warp][lane];
+            for (int i = 1; i < tiles; i++)
+                sum = __fadd_rn(sum, part[turn][warp + i][lane]);
+            a.keys[(int64_t)r * a.rows.cap + from + lane] = order_key(sum);
+        }
+    }
+}
+
+/* Block (tile, r), for other sizes. Thread (s, g) adds heads g, g + 8, ... of compressed row s in order; then the eight
+ * sums are added in order. */
+static __global__ void __launch_bounds__(GPU_THREADS) score_slow(const score_args a)
+{
+    GPU_DYNAMIC_SMEM(float, tile); /* [SLOW_TILE][dim + 1]: the odd distance spreads the rows over the banks */
+    __shared__ float part[GPU_WARPS][SLOW_TILE];
+    int r = blockIdx.y, have = rows_to_rank(a.pos, a.count, a.ratio, a.top, r), from = (int)blockIdx.x * SLOW_TILE;
+    int s = threadIdx.x % SLOW_TILE, g = threadIdx.x / SLOW_TILE;
+    int count = have - from < SLOW_TILE ? have - from : SLOW_TILE;
+    if (count <= 0)
         return;
     for (int i = threadIdx.x; i < count * a.dim; i += blockDim.x)
         tile[i / a.dim * (a.dim + 1) + i % a.dim] = array_row(a.rows, a.seq[r], from + i / a.dim)[i % a.dim];
@@ -81,81 +291,176 @@ static __global__ void __launch_bounds__(GPU_THREADS) score_tile(const score_arg
     }
 }
 
-/* Exclusive count of set flags before this thread, and of all of them. room: 33 ints. */
-DEV int block_rank(bool flag, int *room, int *total)
+/* --- the choice --- */
+
+typedef struct select_room {
+    int count[PASSES][BINS];
+    int sums[32], digit, rest;
+    int above[32], equal[32]; /* per warp */
+} select_room;
+
+/* Warp w has the keys [w * share, w * share + share) of n. use(v, at, inside) for 32 of them at a time, lane l with key
+ * at + l if that is inside; KEYS loads are in flight. */
+DEV int share_of(int n) { return (n + SELECT_THREADS - 1) / SELECT_THREADS * 32; }
+
+template <class F> DEV void each_key(const uint32_t *key, int n, F use)
 {
-    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    uint32_t votes = __ballot_sync(FULL_WARP, flag);
-    if (lane == 0)
-        room[warp] = __popc(votes);
-    __syncthreads();
-    int before = __popc(votes & ((1u << lane) - 1)), all = 0;
-    for (int i = 0; i < SELECT_THREADS / 32; i++) {
-        before += i < warp ? room[i] : 0;
-        all += room[i];
+    int share = share_of(n), from = (int)threadIdx.x / 32 * share, to = n < from + share ? n : from + share;
+    const int lane = threadIdx.x % 32;
+    for (int at = from; at < to; at += 32 * KEYS) {
+        uint32_t v[KEYS];
+#pragma unroll
+        for (int i = 0; i < KEYS; i++)
+            v[i] = at + 32 * i + lane < to ? key[at + 32 * i + lane] : 0;
+#pragma unroll
+        for (int i = 0; i < KEYS; i++)
+            if (at + 32 * i < to)
+                use(v[i], at + 32 * i, at + 32 * i + lane < to);
     }
-    __syncthreads();
-    *total = all;
-    return before;
 }
 
-/* The k-th largest of n keys (k <= n), byte by byte from the top; *above = how many keys are larger. */
-DEV uint32_t kth_largest(const uint32_t *key, int n, int k, int *above, int *count, int *found)
+/* The bin, from the highest one down, in which the sum of counts reaches `left`; *rest: what is left inside it. */
+DEV int find_bin(const int *count, int left, select_room &m, int *rest)
 {
-    uint32_t prefix = 0, mask = 0;
-    int left = k;
-    for (int shift = 24; shift >= 0; shift -= 8) {
-        if (threadIdx.x < 256)
-            count[threadIdx.x] = 0;
-        __syncthreads();
-        for (int i = threadIdx.x; i < n; i += SELECT_THREADS)
-            if ((key[i] & mask) == prefix)
-                atomicAdd(&count[key[i] >> shift & 255], 1);
-        __syncthreads();
-        if (threadIdx.x == 0) {
-            int digit = 255, rest = left;
-            while (count[digit] < rest)
-                rest -= count[digit--];
-            found[0] = digit;
-            found[1] = rest;
-        }
-        __syncthreads();
-        prefix |= (uint32_t)found[0] << shift;
-        mask |= 255u << shift;
-        left = found[1];
-        __syncthreads();
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, bin = BINS - 1 - 2 * (int)threadIdx.x;
+    int high = count[bin], both = high + count[bin - 1], sum = both;
+    for (int step = 1; step < 32; step *= 2) {
+        int v = __shfl_up_sync(FULL_WARP, sum, step);
+        sum += lane >= step ? v : 0;
     }
-    *above = k - left;
+    if (lane == 31)
+        m.sums[warp] = sum;
+    __syncthreads();
+    int before = warp_sum(lane < warp ? m.sums[lane] : 0) + sum - both; /* counts of higher bins */
+    if (before < left && left <= before + both) {
+        m.digit = before + high >= left ? bin : bin - 1;
+        m.rest = before + high >= left ? left - before : left - before - high;
+    }
+    __syncthreads();
+    *rest = m.rest;
+    return m.digit;
+}
+
+/* The k-th largest of n keys (k <= n), 11, 11 and 10 bits from the top; *equal: how many of the keys that equal it
+ * belong to the k largest. */
+DEV uint32_t kth_largest(const uint32_t *key, int n, int k, select_room &m, int *equal)
+{
+    uint32_t prefix = 0;
+    int left = k;
+    for (int i = threadIdx.x; i < PASSES * BINS; i += SELECT_THREADS)
+        (&m.count[0][0])[i] = 0;
+    __syncthreads();
+#pragma unroll
+    for (int pass = 0; pass < PASSES; pass++) {
+        const int shift = pass == 0 ? 21 : pass == 1 ? 10 : 0, bits = pass < 2 ? 11 : 10;
+        each_key(key, n, [&](uint32_t v, int, bool inside) {
+            if (inside && (pass == 0 || v >> (shift + bits) == prefix))
+                atomicAdd(&m.count[pass][v >> shift & ((1u << bits) - 1)], 1);
+        });
+        __syncthreads();
+        prefix = prefix << bits | (uint32_t)find_bin(m.count[pass], left, m, &left);
+    }
+    *equal = left;
     return prefix;
 }
 
-/* One block per row: all rows when they fit, else everything above the k-th largest key and the first that equal it. */
-static __global__ void __launch_bounds__(SELECT_THREADS)
-    select_rows(const int32_t *pos, int ratio, const uint32_t *keys, int cap, int top, int32_t *sel)
+/* The `top` largest of n > top keys, ties to the lower place: put(rank, place) for each in ascending order of place. */
+template <class F> DEV void choose(const uint32_t *key, int n, int top, select_room &m, F put)
 {
-    __shared__ int count[256], found[2], room[SELECT_THREADS / 32];
-    int r = blockIdx.x, have = (pos[r] + 1) / ratio, t = threadIdx.x;
-    int32_t *out = sel + (int64_t)r * top;
-    if (have <= top) {
-        for (int i = t; i < top; i += SELECT_THREADS)
+    int equal, warp = threadIdx.x / 32, lane = threadIdx.x % 32, above = 0, same = 0;
+    uint32_t border = kth_largest(key, n, top, m, &equal), below = (1u << lane) - 1;
+    each_key(key, n, [&](uint32_t v, int, bool inside) {
+        above += inside && v > border;
+        same += inside && v == border;
+    });
+    above = warp_sum(above);
+    same = warp_sum(same);
+    if (lane == 0) {
+        m.above[warp] = above;
+        m.equal[warp] = same;
+    }
+    __syncthreads();
+    above = warp_sum(lane < warp ? m.above[lane] : 0); /* of the keys before: larger ones, equal ones */
+    same = warp_sum(lane < warp ? m.equal[lane] : 0);
+    each_key(key, n, [&](uint32_t v, int at, bool inside) {
+        uint32_t larger = __ballot_sync(FULL_WARP, inside && v > border);
+        uint32_t equals = __ballot_sync(FULL_WARP, inside && v == border);
+        int ties = same + __popc(equals & below), rank = above + __popc(larger & below) + (ties < equal ? ties : equal);
+        if (larger >> lane & 1 || (equals >> lane & 1 && ties < equal))
+            put(rank, at + lane);
+        above += __popc(larger);
+        same += __popc(equals);
+    });
+}
+
+typedef struct select_args {
+    const int32_t *pos, *count;
+    const uint32_t *keys; /* [n][cap] */
+    uint32_t *best;       /* [n][segments][top]: the best keys of each segment and, in `place`, where they are */
+    int32_t *place;
+    int32_t *sel; /* [n][top] */
+    int ratio, cap, top, segments;
+} select_args;
+
+/* Block (segment, r), for long lists: only the best `top` of a segment can be among the best of all. */
+static __global__ void __launch_bounds__(SELECT_THREADS) select_segments(const select_args a)
+{
+    __shared__ select_room m;
+    chain_next();
+    chain_wait();
+    int r = blockIdx.y, from = (int)blockIdx.x * SEGMENT, n = rows_to_rank(a.pos, a.count, a.ratio, a.top, r) - from;
+    n = n < SEGMENT ? n : SEGMENT;
+    const uint32_t *key = a.keys + (int64_t)r * a.cap + from;
+    int64_t first = ((int64_t)r * a.segments + blockIdx.x) * a.top;
+    uint32_t *best = a.best + first;
+    int32_t *place = a.place + first;
+    auto put = [=](int rank, int i) {
+        best[rank] = key[i];
+        place[rank] = from + i;
+    };
+    if (n > a.top)
+        choose(key, n, a.top, m, put);
+    else
+        for (int i = threadIdx.x; i < n; i += SELECT_THREADS)
+            put(i, i);
+}
+
+/* One block per row: all rows when they fit, else the best of the keys or, with segments, of the best keys of each. */
+static __global__ void __launch_bounds__(SELECT_THREADS) select_rows(const select_args a)
+{
+    __shared__ select_room m;
+    chain_next();
+    chain_wait();
+    int r = blockIdx.x, n = rows_to_rank(a.pos, a.count, a.ratio, a.top, r), have = (a.pos[r] + 1) / a.ratio;
+    int32_t *out = a.sel + (int64_t)r * a.top;
+    if (!n) { /* rows that are not wanted also get some that exist */
+        for (int i = threadIdx.x; i < a.top; i += SELECT_THREADS)
             out[i] = i < have ? i : -1;
+    } else if (a.segments == 1) {
+        choose(a.keys + (int64_t)r * a.cap, n, a.top, m, [=](int rank, int i) { out[rank] = i; });
+    } else {
+        int last = (n - 1) / SEGMENT, tail = n - last * SEGMENT;
+        const int32_t *place = a.place + (int64_t)r * a.segments * a.top;
+        const uint32_t *best = a.best + (int64_t)r * a.segments * a.top;
+        n = last * a.top + (tail < a.top ? tail : a.top);
+        if (n > a.top)
+            choose(best, n, a.top, m, [=](int rank, int i) { out[rank] = place[i]; });
+        else
+            for (int i = threadIdx.x; i < a.top; i += SELECT_THREADS)
+                out[i] = place[i];
+    }
+}
+
+static void launch_scores(gpu *g, const score_args &a, int most)
+{
+    if (a.dim == DIM && a.heads <= MOST_HEADS) {
+        int slots = GPU_WARPS / ((a.heads + 15) / 16);
+        unsigned tiles = gpu_blocks(most, slots * TILE), fill = gpu_blocks(2 * g->sms, a.n);
+        GPU_CHAIN(g, score_rows, dim3(tiles < fill ? tiles : fill, a.n), GPU_THREADS, 0, a);
         return;
     }
-    const uint32_t *key = keys + (int64_t)r * cap;
-    int above, equal, total, n = 0, seen = 0; /* n chosen so far, `seen` of them equal to the border */
-    uint32_t border = kth_largest(key, have, top, &above, count, found);
-    equal = top - above;
-    for (int at = 0; at < have; at += SELECT_THREADS) {
-        uint32_t v = at + t < have ? key[at + t] : 0;
-        bool inside = at + t < have, same = inside && v == border;
-        int rank = seen + block_rank(same, room, &total);
-        seen += total;
-        bool take = inside && (v > border || (same && rank < equal));
-        int place = n + block_rank(take, room, &total);
-        n += total;
-        if (take)
-            out[place] = at + t;
-    }
+    GPU_LAUNCH(g, score_slow, dim3(gpu_blocks(most, SLOW_TILE), a.n), GPU_THREADS,
+               (size_t)SLOW_TILE * (size_t)(a.dim + 1) * sizeof(float), a);
 }
 
 void gpu_index_select(backend *b, const be_rows *r, int ratio, const float *qi, const float *wi, const be_store *rows,
@@ -163,28 +468,24 @@ void gpu_index_select(backend *b, const be_rows *r, int ratio, const float *qi, 
 {
     gpu *g = gpu_of(b);
     const be_dims *m = &b->dims;
-    int most = (r->max_pos + 1) / ratio;
+    int most = (r->max_pos + 1) / ratio, top = m->idx_topk;
     if (!gpu_ok(g) || r->n <= 0)
         return;
-    uint32_t *keys = NULL;
-    if (most > m->idx_topk) {
-        keys = (uint32_t *)gpu_scratch_get(g, G_KEY, (size_t)GPU_MAX_ROWS * (size_t)rows->cap * sizeof *keys);
-        if (!keys)
+    select_args s = {r->pos, r->count, NULL, NULL, NULL, sel, ratio, rows->cap, top, 1};
+    if (most > top) {
+        const int segments = (int)gpu_blocks(rows->cap, SEGMENT);
+        const size_t keys = (size_t)GPU_MAX_ROWS * (size_t)rows->cap, best = (size_t)(GPU_MAX_ROWS * segments * top);
+        uint32_t *room = (uint32_t *)gpu_scratch_get(g, G_KEY, (keys + 2 * best) * sizeof *room);
+        if (!room)
             return;
-        score_args a = {r->pos,
-                        r->seq,
-                        qi,
-                        wi,
-                        *rows,
-                        keys,
-                        ratio,
-                        (int)m->idx_heads,
-                        (int)m->idx_dim,
-                        (int)m->idx_topk,
-                        (float)(1 / sqrt((double)m->idx_dim * m->idx_heads))};
-        GPU_LAUNCH(g, score_tile, dim3(gpu_blocks(most, TILE), r->n), GPU_THREADS,
-                   (size_t)TILE * (size_t)(m->idx_dim + 1) * sizeof(float), a);
+        launch_scores(g,
+                      score_args{r->pos, r->seq, r->count, qi, wi, *rows, room, r->n, ratio, (int)m->idx_heads,
+                                 (int)m->idx_dim, top, (float)(1 / sqrt((double)m->idx_dim * m->idx_heads))},
+                      most);
+        s.keys = room, s.best = room + keys, s.place = (int32_t *)(room + keys + best);
+        s.segments = (int)gpu_blocks(most, SEGMENT);
+        if (s.segments > 1)
+            GPU_CHAIN(g, select_segments, dim3(s.segments, r->n), SELECT_THREADS, 0, s);
     }
-    GPU_LAUNCH(g, select_rows, r->n, SELECT_THREADS, 0, r->pos, ratio, (const uint32_t *)keys, (int)rows->cap,
-               (int)m->idx_topk, sel);
+    GPU_CHAIN(g, select_rows, r->n, SELECT_THREADS, 0, s);
 }

@@ -113,6 +113,21 @@ DEV float2 angle_of(int32_t pos, float freq)
     return make_float2((float)c, (float)s);
 }
 
+/* angle_of in float32: the angle is reduced by quarter turns (exactly, for positions below 2^23), then two polynomials
+ * give the sine and cosine to about 1e-7. */
+DEV float2 turn_of(int pos, float freq)
+{
+    float x = __fmul_rn((float)pos, freq), k = rintf(__fmul_rn(x, 0.636619772f));
+    float r = __fmaf_rn(-k, -4.37113883e-8f, __fmaf_rn(-k, 1.57079637f, x)), z = __fmul_rn(r, r);
+    float s = __fmaf_rn(__fmaf_rn(-1.9515295891e-4f, z, 8.3321608736e-3f), z, -1.6666654611e-1f);
+    s = __fmaf_rn(s, __fmul_rn(z, r), r);
+    float c = __fmaf_rn(__fmaf_rn(2.443315711809948e-5f, z, -1.388731625493765e-3f), z, 4.166664568298827e-2f);
+    c = __fmaf_rn(__fmul_rn(c, z), z, __fmaf_rn(-0.5f, z, 1.0f));
+    int quarter = __float2int_rn(k) & 3;
+    float2 cs = quarter & 1 ? make_float2(s, c) : make_float2(c, s);
+    return make_float2(quarter == 1 || quarter == 2 ? -cs.x : cs.x, quarter >= 2 ? -cs.y : cs.y);
+}
+
 DEV float2 rotated(float a, float b, float cosine, float sine)
 {
     return make_float2(__fsub_rn(__fmul_rn(a, cosine), __fmul_rn(b, sine)),
