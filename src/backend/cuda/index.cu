@@ -114,7 +114,7 @@ void gpu_index_query(backend *b, const be_rows *r, const float *freq, bool sim, 
 }
 
 enum {
-    STEPS = DIM / 8,
+    STEPS = DIM / 16,
     TILE = 8, /* compressed rows of a warp's product */
     MOST_HEADS = 16 * GPU_WARPS,
     SLOW_TILE = 32, /* compressed rows of a block of the other kernel */
@@ -143,10 +143,11 @@ DEV int rows_to_rank(const int32_t *pos, const int32_t *count, int ratio, int to
 
 /* --- scores --- */
 
-/* Heads 16 m + g and 16 m + g + 8 of a row of queries as a left side: step j has columns 8 j .. 8 j + 7, of which the
- * lane has 8 j + 2 t and the next. Heads behind the last repeat it; their weight is zero. */
+/* Heads 16 m + g and 16 m + g + 8 of a row of queries as a left side: step j has columns 16 j .. 16 j + 15, of which
+ * the lane has 16 j + 4 t and the next three, and is two products. Heads behind the last repeat it; their weight is
+ * zero. */
 typedef struct query_rows {
-    const float *head[2]; /* moved to column 2 t */
+    const float *head[2]; /* moved to column 4 t */
 } query_rows;
 
 DEV query_rows query_of(const score_args &a, int r, int m, int lane)
@@ -154,51 +155,64 @@ DEV query_rows query_of(const score_args &a, int r, int m, int lane)
     query_rows p;
     for (int half = 0; half < 2; half++) {
         int h = 16 * m + lane / 4 + 8 * half;
-        p.head[half] = a.qi + ((int64_t)r * a.heads + (h < a.heads ? h : a.heads - 1)) * DIM + 2 * (lane % 4);
+        p.head[half] = a.qi + ((int64_t)r * a.heads + (h < a.heads ? h : a.heads - 1)) * DIM + 4 * (lane % 4);
     }
     return p;
 }
 
-DEV void fetch_step(float (&q)[4], const query_rows &p, int j)
+/* q[0], q[1]: the left sides of the two products. */
+DEV void fetch_step(float (&q)[2][4], const query_rows &p, int j)
 {
     for (int half = 0; half < 2; half++) {
-        float2 v = *reinterpret_cast<const float2 *>(p.head[half] + 8 * j);
-        q[half] = v.x;
-        q[2 + half] = v.y;
+        float4 v = *reinterpret_cast<const float4 *>(p.head[half] + 16 * j);
+        q[0][half] = v.x, q[0][2 + half] = v.y;
+        q[1][half] = v.z, q[1][2 + half] = v.w;
     }
 }
 
 /* Whether all numbers of the warp are tf32 numbers, as they are after simulated FP4. */
 DEV bool all_exact(uint32_t bits) { return !__any_sync(FULL_WARP, (bits & TF32_REST) != 0); }
 
-/* c = q.k of the warp's heads and rows; `row` is the lane's (row g of the tile). q: the queries, if `exact`. */
-DEV void dots(float (&c)[4], const float (&q)[STEPS][4], bool exact, const query_rows &p, const float *row, int lane)
+DEV uint32_t bits_of(const float4 &v)
 {
-    float2 k[STEPS];
+    return __float_as_uint(v.x) | __float_as_uint(v.y) | __float_as_uint(v.z) | __float_as_uint(v.w);
+}
+
+DEV void multiply_exact(float (&c)[4], const float (&q)[4], float x, float y)
+{
+    const uint32_t hi[4] = {__float_as_uint(q[0]), __float_as_uint(q[1]), __float_as_uint(q[2]), __float_as_uint(q[3])};
+    mma_tf32_k8(c, hi, __float_as_uint(x), __float_as_uint(y));
+}
+
+/* c = q.k of the warp's heads and rows; `row` is the lane's (row g of the tile). q: the queries, if `exact`. */
+DEV void dots(float (&c)[4], const float (&q)[STEPS][2][4], bool exact, const query_rows &p, const float *row, int lane)
+{
+    float4 k[STEPS];
     float main[4] = {}, small[4] = {};
     uint32_t bits = 0;
-    row += 2 * (lane % 4);
+    row += 4 * (lane % 4);
 #pragma unroll
     for (int j = 0; j < STEPS; j++) {
-        k[j] = *reinterpret_cast<const float2 *>(row + 8 * j);
-        bits |= __float_as_uint(k[j].x) | __float_as_uint(k[j].y);
+        k[j] = *reinterpret_cast<const float4 *>(row + 16 * j);
+        bits |= bits_of(k[j]);
     }
     if (all_exact(bits) && exact) {
 #pragma unroll
         for (int j = 0; j < STEPS; j++) {
-            const uint32_t hi[4] = {__float_as_uint(q[j][0]), __float_as_uint(q[j][1]), __float_as_uint(q[j][2]),
-                                    __float_as_uint(q[j][3])};
-            mma_tf32_k8(j % 2 ? small : main, hi, __float_as_uint(k[j].x), __float_as_uint(k[j].y));
+            multiply_exact(main, q[j][0], k[j].x, k[j].y);
+            multiply_exact(small, q[j][1], k[j].z, k[j].w);
         }
     } else {
-#pragma unroll 2
+#pragma unroll 1
         for (int j = 0; j < STEPS; j++) { /* from memory again: parts of all queries are too many for registers */
             operand left;
-            float v[4];
+            float v[2][4];
             fetch_step(v, p, j);
-            split(left, v);
-            float2 x = *reinterpret_cast<const float2 *>(row + 8 * j);
+            float4 x = *reinterpret_cast<const float4 *>(row + 16 * j);
+            split(left, v[0]);
             multiply_split(main, small, left, x.x, x.y);
+            split(left, v[1]);
+            multiply_split(main, small, left, x.z, x.w);
         }
     }
 #pragma unroll
@@ -218,14 +232,14 @@ static __global__ void __launch_bounds__(GPU_THREADS, 2) score_rows(const __grid
     int slot = warp / tiles, m = warp % tiles, g = lane / 4, t = lane % 4, turn = 0;
     if (!have)
         return;
-    float q[STEPS][4], weight[2];
+    float q[STEPS][2][4], weight[2];
     uint32_t bits = 0;
     query_rows p = query_of(a, r, m, lane);
 #pragma unroll
     for (int j = 0; j < STEPS; j++) {
         fetch_step(q[j], p, j);
-        bits |=
-            __float_as_uint(q[j][0]) | __float_as_uint(q[j][1]) | __float_as_uint(q[j][2]) | __float_as_uint(q[j][3]);
+        for (int i = 0; i < 4; i++)
+            bits |= __float_as_uint(q[j][0][i]) | __float_as_uint(q[j][1][i]);
     }
     bool exact = all_exact(bits);
 #pragma unroll
