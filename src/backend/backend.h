@@ -19,6 +19,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "backend/plan.h"
 #include "base/err.h"
 
 enum { BE_NARROW = 16 }; /* most rows of a narrow forward */
@@ -259,6 +260,25 @@ typedef struct backend_ops {
      * order on the CPU; w: [d + rank]. NULL slot: spec/confidence.c does the same on the host. */
     void (*confidence)(backend *b, int n, const be_weight *w, const be_weight *w1, const float *hidden,
                        const int32_t *prev, float *out);
+
+    /* --- a cycle without visits to the host (optional: all of these or none; spec/ then goes step by step). c: device.
+     * The parts of a cycle are 0 absorption, 1 the drafter's stages, 2 first confidence, 3 head, 4 Markov chain,
+     * 5 confidences and plan, 6 forward and choice; stamp i stands before part i. --- */
+    /* Zeroed memory that operations can write and the host can read after a wait; a few hundred bytes. */
+    void *(*share)(backend *b, size_t bytes);
+    /* c->stamp[i] = the device's clock in nanoseconds. */
+    void (*stamp)(backend *b, be_cycle *c, int i);
+    /* Operations issued until when(b, NULL) may do nothing if *flag (device) is 0; their results are then undefined. */
+    void (*when)(backend *b, const int32_t *flag);
+    /* pick with the temperature and the seed of c->in. */
+    void (*pick_in)(backend *b, int n, const float *logits, const be_cycle *c, const int32_t *pos, int32_t *out);
+    /* c->go = the first confidence, of logit[0], is not below the gate. Stamp 3. */
+    void (*gate)(backend *b, be_cycle *c);
+    /* Given n drafts and the logits of their confidences: k, wanted = k + 1, and the tokens of the trunk's rows 1 .. n
+     * (behind k: the anchor again). Stamp 6. */
+    void (*plan)(backend *b, int n, be_cycle *c);
+    /* Compares choices with drafts and writes the record, which lies in shared memory. Stamp 7. */
+    void (*judge)(backend *b, be_cycle *c, be_record *out);
 } backend_ops;
 
 struct backend {

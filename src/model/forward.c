@@ -253,3 +253,74 @@ void forward_draft_head(model *m, int n)
     be_linear out = job(&m->w.output, m->sc.normed, m->sc.draft_logits);
     m->b->op->linear(m->b, n, &out, 1);
 }
+
+/* --- whole cycles on the device --- */
+
+static be_rows cycle_rows(be_cycle *c, int set, int n, int max_pos)
+{
+    return (be_rows){.n = n,
+                     .max_pos = max_pos,
+                     .token = c->in.token[set],
+                     .pos = c->in.pos[set],
+                     .seq = c->in.seq[set]};
+}
+
+static void cycle_stamp(model *m, bool wanted, int i)
+{
+    if (wanted)
+        m->b->op->stamp(m->b, m->sc.cycle, i);
+}
+
+/* Head over the block once, then the sequential part: Markov bias of the previous choice, choice, next. */
+static void cycle_drafts(model *m, int n, bool timing)
+{
+    const size_t vocab = (size_t)m->s.dims.vocab;
+    be_cycle *c = m->sc.cycle;
+    forward_draft_head(m, n);
+    cycle_stamp(m, timing, 4);
+    for (int i = 0; i < n; i++) {
+        float *logits = m->sc.draft_logits + (size_t)i * vocab;
+        m->b->op->markov(m->b, &m->dw.markov_w1, &m->dw.markov_w2, &c->in.draft[i], logits);
+        m->b->op->pick_in(m->b, 1, logits, c, &c->in.draft_pos[i], &c->in.draft[i + 1]);
+    }
+    cycle_stamp(m, timing, 5);
+}
+
+static void cycle_proposal(model *m, kv *k, int n, int max_pos, bool timing)
+{
+    const backend_ops *op = m->b->op;
+    be_cycle *c = m->sc.cycle;
+    const be_weight *w = &m->dw.confidence, *w1 = &m->dw.markov_w1;
+    be_rows committed = cycle_rows(c, 2, m->ds.block + 1, max_pos), block = cycle_rows(c, 1, m->ds.block, max_pos);
+    absorb_ops(m, k, &committed, 0);
+    cycle_stamp(m, timing, 1);
+    draft_ops(m, k, &block, 0);
+    cycle_stamp(m, timing, 2);
+    op->confidence(m->b, 1, w, w1, m->sc.hidden, c->in.draft, c->logit);
+    op->gate(m->b, c);
+    op->when(m->b, &c->go);
+    cycle_drafts(m, n, timing);
+    op->confidence(m->b, n, w, w1, m->sc.hidden, c->in.draft, c->logit);
+    op->when(m->b, NULL);
+    op->plan(m->b, n, c);
+}
+
+bool forward_cycle(model *m, kv *k, int drafts, int max_pos, bool timing)
+{
+    const backend_ops *op = m->b->op;
+    be_cycle *c = m->sc.cycle;
+    be_rows r = cycle_rows(c, 0, drafts + 1, max_pos);
+    r.count = drafts ? &c->wanted : NULL;
+    r = forward_bound(m, k, &r);
+    const bool issue = op->step_begin(m->b, forward_key(m, k, PART_CYCLE, &r, timing));
+    if (issue) {
+        op->stamp(m->b, c, 0);
+        if (drafts)
+            cycle_proposal(m, k, drafts, r.max_pos, timing);
+        trunk_ops(m, k, &r, 0);
+        op->pick_in(m->b, r.n, m->sc.logits, c, c->in.choice_pos, c->choice);
+        op->judge(m->b, c, m->sc.record);
+    }
+    op->step_end(m->b);
+    return issue;
+}

@@ -2,6 +2,8 @@
 
 #include <string.h>
 
+_Static_assert((int)PLAN_MOST >= (int)SHAPE_MAX_BLOCK && (int)PLAN_ROWS <= (int)BE_NARROW, "a cycle has room for every block");
+
 static size_t scratch_floats_per_row(const model *m)
 {
     const be_dims *d = &m->s.dims;
@@ -43,6 +45,7 @@ static void scratch_cut(model *m, char *at)
     sc->rows = cut(&at, 6 * rows * sizeof(int32_t));
     sc->ids = cut(&at, IDS_COUNT * sizeof(int32_t));
     sc->conf = cut(&at, 64 * sizeof(float));
+    sc->cycle = cut(&at, sizeof *sc->cycle);
 }
 
 static int scratch_open(model *m, ds4_err *e)
@@ -50,10 +53,13 @@ static int scratch_open(model *m, ds4_err *e)
     const size_t rows = (size_t)m->b->max_rows, D = (size_t)m->s.dims.d, vocab = (size_t)m->s.dims.vocab;
     size_t bytes = scratch_floats_per_row(m) * rows * sizeof(float) + 32 * 64;
     bytes += (2 * BE_NARROW * D + (BE_NARROW + SHAPE_MAX_BLOCK + 1) * vocab) * sizeof(float) + 6 * rows * 4 + 4096;
+    bytes += sizeof(be_cycle);
     char *base = m->b->op->alloc(m->b, bytes);
     if (!base)
         return ds4_fail(e, DS4_ENOMEM, "no memory for %.1f MB of scratch", (double)bytes / 1e6);
     scratch_cut(m, base);
+    if (m->b->op->share && !(m->sc.record = m->b->op->share(m->b, sizeof *m->sc.record)))
+        return ds4_fail(e, DS4_ENOMEM, "no memory for the record of a cycle");
     m->scratch_bytes = bytes;
     return 0;
 }

@@ -34,6 +34,8 @@ typedef struct scratch {
     int32_t *rows;       /* [2][3][max_rows] step inputs: token, pos, seq; two sets (trunk, drafter) */
     int32_t *ids;        /* [IDS_COUNT], see below */
     float *conf;         /* [64] confidence logits */
+    be_cycle *cycle;     /* of forward_cycle */
+    be_record *record;   /* its result, which the host may read; NULL where the backend has no such operations */
 } scratch;
 
 typedef struct model {
@@ -85,6 +87,12 @@ void forward_head(model *m, int n, int from);
 /* main_x = rmsw(main_proj . taps); per stage: KV row from wkv . main_x into the stage's ring. Rows' tokens are not
  * looked at. */
 void forward_absorb(model *m, kv *k, const be_rows *r);
+/* A whole cycle as one step, without a visit to the host: sc.cycle->in holds its inputs, sc.record its result when the
+ * backend was waited for. drafts = 0: row 0 of the trunk and its choice. Else rows set 2 (block + 1 committed ones) is
+ * absorbed, the block (set 1) drafted, gated and planned, and the wanted ones of 1 + drafts trunk rows (set 0) judged;
+ * max_pos: no row is behind it. timing: stamps between all parts. False: replayed. */
+bool forward_cycle(model *m, kv *k, int drafts, int max_pos, bool timing);
+
 /* The drafter's stages over one block of r->n rows at consecutive positions p0, p0+1, ...; ring rows before p0 must
  * have been absorbed. sc.hidden = output of the last stage's hc head before its norm. forward_draft_head: base logits
  * into sc.draft_logits. */

@@ -78,7 +78,8 @@ static int poisoned(const session *s, ds4_err *e)
     return ds4_fail(e, DS4_ESTATE, "the session is poisoned by an earlier backend failure: reset it");
 }
 
-int session_begin(session *s, const int32_t *tokens, int n, int head_from, ds4_err *e)
+/* Whether a forward of n rows may be opened now. */
+static int may_open(const session *s, int n, ds4_err *e)
 {
     assert(session_assert(s));
     if (s->state == SESSION_POISONED)
@@ -90,10 +91,50 @@ int session_begin(session *s, const int32_t *tokens, int n, int head_from, ds4_e
     if (n > s->ctx - s->pos)
         return ds4_fail(e, DS4_EARG, "the context is full: %d of %d tokens used, %d more wanted; use a larger --ctx",
                         s->pos, s->ctx, n);
-    for (int i = 0; i < n; i++)
-        if (tokens[i] < 0 || tokens[i] >= s->m->s.dims.vocab)
-            return ds4_fail(e, DS4_EARG, "token id %d at position %d, expected 0 to %d", tokens[i], s->pos + i,
-                            s->m->s.dims.vocab - 1);
+    return 0;
+}
+
+static int check_token(const session *s, int32_t token, int pos, ds4_err *e)
+{
+    if (token < 0 || token >= s->m->s.dims.vocab)
+        return ds4_fail(e, DS4_EARG, "token id %d at position %d, expected 0 to %d", token, pos,
+                        s->m->s.dims.vocab - 1);
+    return 0;
+}
+
+static void open_rows(session *s, const int32_t *tokens, int known, int n)
+{
+    memcpy(s->tokens + s->pos, tokens, (size_t)known * sizeof *tokens);
+    s->open = n;
+    s->high = s->pos + n > s->high ? s->pos + n : s->high;
+    s->logits_row = -1;
+    s->state = SESSION_OPEN;
+}
+
+int session_reserve(session *s, int32_t anchor, int n, ds4_err *e)
+{
+    int rc = may_open(s, n, e);
+    if (!rc)
+        rc = check_token(s, anchor, s->pos, e);
+    if (!rc)
+        open_rows(s, &anchor, 1, n);
+    return rc;
+}
+
+void session_settle(session *s, const int32_t *tokens, int a, int logits_row)
+{
+    assert(s->state == SESSION_OPEN && 0 <= a && a <= s->open);
+    memcpy(s->tokens + s->pos, tokens, (size_t)a * sizeof *tokens);
+    session_commit(s, a, logits_row);
+}
+
+int session_begin(session *s, const int32_t *tokens, int n, int head_from, ds4_err *e)
+{
+    int rc = may_open(s, n, e);
+    for (int i = 0; i < n && !rc; i++)
+        rc = check_token(s, tokens[i], s->pos + i, e);
+    if (rc)
+        return rc;
     int32_t pos[256];
     int32_t at = s->pos;
     be_rows r;
@@ -102,11 +143,7 @@ int session_begin(session *s, const int32_t *tokens, int n, int head_from, ds4_e
         pos[i] = at + i;
     r = model_rows(s->m, 0, n, tokens, pos, s->slot);
     forward_trunk(s->m, s->k, &r, head_from);
-    memcpy(s->tokens + s->pos, tokens, (size_t)n * sizeof *tokens);
-    s->open = n;
-    s->high = s->pos + n > s->high ? s->pos + n : s->high;
-    s->logits_row = -1;
-    s->state = SESSION_OPEN;
+    open_rows(s, tokens, n, n);
     return 0;
 }
 

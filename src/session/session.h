@@ -55,6 +55,11 @@ int session_reset(session *s, ds4_err *e);
  * sc.logits). DS4_EARG if the context is full, DS4_ESTATE if not EMPTY or READY. Issues work only; failures of the
  * device show at session_wait. */
 int session_begin(session *s, const int32_t *tokens, int n, int head_from, ds4_err *e);
+/* The transaction alone, for a forward of up to n rows that is issued elsewhere (spec/device.c) and whose tokens but the
+ * first, the anchor, are chosen on the device: everything that session_begin checks. session_settle then commits the
+ * first a of them and takes their tokens. */
+int session_reserve(session *s, int32_t anchor, int n, ds4_err *e);
+void session_settle(session *s, const int32_t *tokens, int a, int logits_row);
 /* Waits for the device; a failure poisons the session. */
 int session_wait(session *s, ds4_err *e);
 /* Commits the first a rows of the open transaction. `logits_row`: scratch row with the logits of the last committed

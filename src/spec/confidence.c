@@ -1,6 +1,5 @@
 #include "spec/confidence.h"
 
-#include <math.h>
 #include <stdlib.h>
 
 #include "file/quant.h"
@@ -24,5 +23,3 @@ int confidence_host(const model *m, const float *hidden, int32_t prev, float *z,
     *z = (float)sum;
     return 0;
 }
-
-float confidence_sigmoid(float z) { return 1.0f / (1.0f + expf(-z)); }

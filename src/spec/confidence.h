@@ -10,6 +10,4 @@
  * index order. *z: the logit. */
 int confidence_host(const model *m, const float *hidden, int32_t prev, float *z, ds4_err *e);
 
-float confidence_sigmoid(float z);
-
 #endif

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "spec/device.h"
 
 int cycle_open(cycle *c, model *m, sched *sched, ds4_stats *stats, ds4_err *e)
 {
@@ -51,68 +52,33 @@ int cycle_choose(cycle *c, session *s, int first_row, int n, int pos, int32_t *o
     return rc;
 }
 
-/* What a cycle decided before its forward. */
-typedef struct plan {
-    int k;
-    proposal p;
-    bool wanted, proposed;
-    double propose_s;
-} plan;
-
-/* Cuts the drafts at EOS (it must never enter the state) and at an id outside the vocabulary. */
-static int usable(cycle *c, const proposal *p, int k)
-{
-    for (int i = 0; i < k; i++) {
-        if (p->draft[i] == c->eos)
-            return i;
-        if (p->draft[i] < 0 || p->draft[i] >= c->m->s.dims.vocab) {
-            c->stats->invalid++;
-            return i;
-        }
-    }
-    return k;
-}
-
-static int draft(cycle *c, session *s, int32_t anchor, int max, plan *pl, ds4_err *e)
+/* Whether to draft, and how many drafts may be verified. */
+static void decide(cycle *c, session *s, int max, cycle_plan *pl)
 {
     ds4_stats *st = c->stats;
     memset(pl, 0, sizeof *pl);
     if (!c->proposer || c->sched->mode == SCHED_OFF)
-        return 0;
+        return;
     pl->wanted = true;
     st->cycles++;
     int room = s->ctx - s->pos - 1, most = max - 1 < c->proposer->most ? max - 1 : c->proposer->most;
     if (most < 1) {
         st->tail_skips++;
-        return 0;
+        return;
     }
     most = most < room ? most : room;
     if (most < 1) {
         st->no_room++;
-        return 0;
+        return;
     }
     if (!sched_wants(c->sched, s->pos, most)) {
         st->scheduler_skips++;
-        return 0;
+        return;
     }
-    double t = clock_now();
-    int rc =
-        c->proposer->propose(c->proposer, s, anchor, most, sched_gate(c->sched, s->pos, most), &c->sample, &pl->p, e);
-    pl->propose_s = clock_now() - t;
-    pl->proposed = true;
-    st->propose += pl->propose_s;
-    if (rc) {
-        st->errors++;
-        s->state = SESSION_POISONED;
-        return rc;
-    }
-    pl->k = usable(c, &pl->p, sched_choose(c->sched, s->pos, &pl->p));
-    st->gated += pl->p.gated;
-    st->no_draft += pl->k == 0;
-    return 0;
+    pl->most = most;
 }
 
-static void count(cycle *c, const plan *pl, int accepted, double seconds)
+static void count(cycle *c, const cycle_plan *pl, int accepted, double seconds)
 {
     ds4_stats *st = c->stats;
     const int k = pl->k;
@@ -123,6 +89,9 @@ static void count(cycle *c, const plan *pl, int accepted, double seconds)
     st->accepted += (uint64_t)accepted;
     st->draft_hist[k]++;
     st->accepted_hist[accepted]++;
+    st->gated += pl->gated;
+    st->no_draft += pl->proposed && k == 0;
+    st->propose += pl->propose_s;
     if (k == 0) {
         st->plain_steps++;
         st->target += seconds;
@@ -143,35 +112,72 @@ static void count(cycle *c, const plan *pl, int accepted, double seconds)
     }
 }
 
+/* Asks the proposer and cuts what it gives. */
+static int draft(cycle *c, session *s, int32_t anchor, cycle_plan *pl, proposal *p, ds4_err *e)
+{
+    int32_t invalid = 0;
+    p->n = 0;
+    if (pl->most == 0)
+        return 0;
+    double t = clock_now();
+    int rc = c->proposer->propose(c->proposer, s, anchor, pl->most, sched_gate(c->sched, s->pos, pl->most), &c->sample,
+                                  p, e);
+    pl->propose_s = clock_now() - t;
+    pl->proposed = true;
+    if (rc) {
+        s->state = SESSION_POISONED;
+        return rc;
+    }
+    pl->gated = p->gated;
+    pl->k = plan_usable(p->draft, sched_choose(c->sched, s->pos, p), c->eos, c->m->s.dims.vocab, &invalid);
+    c->stats->invalid += (uint64_t)invalid;
+    return 0;
+}
+
+/* A cycle that the host drives: proposal, forward, choice, each waited for. */
+static int host_step(cycle *c, session *s, int32_t anchor, cycle_plan *pl, int32_t *out, int *accepted, ds4_err *e)
+{
+    proposal p;
+    int32_t rows[SHAPE_MAX_BLOCK + 1] = {anchor}, choice[SHAPE_MAX_BLOCK + 1];
+    const int pos = s->pos;
+    int rc = draft(c, s, anchor, pl, &p, e);
+    if (rc)
+        return rc;
+    memcpy(rows + 1, p.draft, (size_t)pl->k * sizeof *rows);
+    double t = clock_now();
+    rc = session_begin(s, rows, pl->k + 1, 0, e);
+    if (!rc)
+        rc = cycle_choose(c, s, 0, pl->k + 1, pos + 1, choice, e);
+    if (rc)
+        return rc;
+    pl->forward_s = clock_now() - t;
+    int a = 0;
+    while (a < pl->k && choice[a] == p.draft[a])
+        a++;
+    session_commit(s, a + 1, a);
+    memcpy(out, choice, (size_t)(a + 1) * sizeof *out);
+    *accepted = a;
+    return 0;
+}
+
 int cycle_step(cycle *c, session *s, int32_t anchor, int max, int32_t *out, int *n_out, ds4_err *e)
 {
-    plan pl;
+    cycle_plan pl;
+    int a = 0;
     *n_out = 0;
     if (s->pos >= s->ctx)
         return ds4_fail(e, DS4_EARG, "the context is full: %d tokens; use a larger --ctx", s->ctx);
     const int pos = s->pos;
-    int rc = draft(c, s, anchor, max, &pl, e);
-    if (rc)
-        return rc;
-    int32_t rows[SHAPE_MAX_BLOCK + 1] = {anchor}, choice[SHAPE_MAX_BLOCK + 1];
-    memcpy(rows + 1, pl.p.draft, (size_t)pl.k * sizeof *rows);
-    double t = clock_now();
-    rc = session_begin(s, rows, pl.k + 1, 0, e);
-    if (!rc)
-        rc = cycle_choose(c, s, 0, pl.k + 1, pos + 1, choice, e);
+    decide(c, s, max, &pl);
+    int rc = device_can(c, s, pl.most) ? device_step(c, s, anchor, &pl, out, &a, e)
+                                       : host_step(c, s, anchor, &pl, out, &a, e);
     if (rc) {
         c->stats->errors++;
         return rc;
     }
-    double seconds = clock_now() - t;
-    int a = 0;
-    while (a < pl.k && choice[a] == pl.p.draft[a])
-        a++;
-    session_commit(s, a + 1, a);
-    memcpy(out, choice, (size_t)(a + 1) * sizeof *out);
     *n_out = a + 1;
-    count(c, &pl, a, seconds);
-    sched_note(c->sched, pos, pl.proposed, pl.p.gated, pl.propose_s, pl.k + 1, seconds, a + 1);
+    count(c, &pl, a, pl.forward_s);
+    sched_note(c->sched, pos, pl.proposed, pl.gated, pl.propose_s, pl.first ? 0 : pl.k + 1, pl.forward_s, a + 1);
     return 0;
 }
 

@@ -44,7 +44,7 @@ int double_open(double_proposer *d, const char *name, const int32_t *truth, int 
 {
     static const char *const names[] = {"oracle", "wrong", "random", "short"};
     *d = (double_proposer){
-        .base = {5, double_propose, stats}, .truth = truth, .count = count, .start = start, .seed = 1};
+        .base = {5, double_propose, NULL, stats}, .truth = truth, .count = count, .start = start, .seed = 1};
     for (int i = 0; i < 4; i++)
         if (!strcmp(name, names[i])) {
             d->kind = (enum double_kind)i;

@@ -16,14 +16,17 @@ static double mark(dspark *d, double since, double *part)
     return now;
 }
 
-/* Brings the stage rings up to pos: rows of the last window positions that were not absorbed yet, from the tap ring. */
-static void catch_up(dspark *d, session *s)
+/* Brings the stage rings up to pos: rows of the last window positions that were not absorbed yet, from the tap ring.
+ * At most `spare` of them may be left out: the caller's step absorbs that many by itself. */
+static void catch_up(dspark *d, session *s, int spare)
 {
     const int window = d->m->s.dims.window, most = d->m->b->max_rows;
     const int first = s->pos > window ? s->pos - window : 0;
     int from = s->absorbed;
     if (s->absorbed_from > first || s->absorbed < first) /* the beginning is missing, or rows were skipped */
         from = s->absorbed_from = first;
+    else if (s->pos - from <= spare)
+        return;
     while (from < s->pos) {
         int32_t pos[256], token[256] = {0};
         int n = s->pos - from < most ? s->pos - from : most;
@@ -98,7 +101,7 @@ static int dspark_propose(proposer *p, session *s, int32_t anchor, int max, floa
     float z[SHAPE_MAX_BLOCK + 1];
     memset(out, 0, sizeof *out);
     double t = clock_now();
-    catch_up(d, s);
+    catch_up(d, s, 0);
     t = mark(d, t, &st->setup);
     run_stages(d, s, anchor);
     t = mark(d, t, &st->chain);
@@ -107,7 +110,7 @@ static int dspark_propose(proposer *p, session *s, int32_t anchor, int max, floa
     st->bytes_to_host += sizeof(float);
     if (rc)
         return rc;
-    if (confidence_sigmoid(z[0]) < gate) {
+    if (plan_gated(gate, plan_sigmoid(z[0]))) {
         out->gated = true;
         return m->b->op->sync(m->b, e);
     }
@@ -122,14 +125,25 @@ static int dspark_propose(proposer *p, session *s, int32_t anchor, int max, floa
     if (!rc)
         rc = m->b->op->sync(m->b, e);
     for (int i = 0; i < n; i++)
-        out->conf[i] = confidence_sigmoid(z[i]);
+        out->conf[i] = plan_sigmoid(z[i]);
     out->n = rc ? 0 : n;
     return rc;
 }
 
+/* The last block + 1 committed rows are left to the cycle's step, which absorbs them whether they are new or not. */
+static bool dspark_ready(proposer *p, session *s)
+{
+    dspark *d = (dspark *)p;
+    const int own = d->m->ds.block + 1;
+    if (d->host_confidence || s->pos < own)
+        return false;
+    catch_up(d, s, own);
+    return true;
+}
+
 int dspark_open(dspark *d, model *m, bool host_confidence, ds4_stats *stats, ds4_err *e)
 {
-    *d = (dspark){.base = {m->ds.block, dspark_propose, stats}, .m = m, .host_confidence = host_confidence};
+    *d = (dspark){.base = {m->ds.block, dspark_propose, dspark_ready, stats}, .m = m, .host_confidence = host_confidence};
     d->host_confidence = host_confidence || !m->b->op->confidence;
     if (d->host_confidence)
         d->hidden = malloc(sizeof(float) * (size_t)m->s.dims.d * (size_t)m->ds.block);

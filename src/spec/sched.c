@@ -103,26 +103,20 @@ float sched_gate(const sched *s, int pos, int max)
     return (float)lo;
 }
 
+void sched_rule(const sched *s, int pos, int max, be_rule *out)
+{
+    const sched_costs *c = costs(s, pos);
+    *out = (be_rule){.by_rate = s->mode != SCHED_FIXED, .threshold = s->threshold, .p = c->p};
+    out->gate = sched_gate(s, pos, max);
+    _Static_assert(sizeof out->t == sizeof c->t, "costs of as many rows");
+    memcpy(out->t, c->t, sizeof out->t);
+}
+
 int sched_choose(const sched *s, int pos, const proposal *p)
 {
-    int k = 0;
-    if (s->mode == SCHED_FIXED) {
-        while (k < p->n && p->conf[k] >= s->threshold)
-            k++;
-        return k;
-    }
-    const sched_costs *c = costs(s, pos);
-    double tokens = 1, a = 1, rate = 1 / (c->p + c->t[1]);
-    for (int i = 0; i < p->n; i++) {
-        a *= (double)p->conf[i];
-        double next = (tokens + a) / (c->p + c->t[2 + i]);
-        if (next <= rate)
-            break;
-        tokens += a;
-        rate = next;
-        k = i + 1;
-    }
-    return k;
+    be_rule r;
+    sched_rule(s, pos, p->n, &r);
+    return plan_choose(&r, p->n, p->conf);
 }
 
 /* A single slow measurement (another process had the machine) counts at most double. */

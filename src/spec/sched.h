@@ -44,6 +44,8 @@ void sched_set_mode(sched *s, enum sched_mode mode, float threshold);
 bool sched_wants(sched *s, int pos, int max);
 /* Smallest first confidence with which drafting could still pay. */
 float sched_gate(const sched *s, int pos, int max);
+/* How drafts are chosen at position pos when at most max may be verified (backend/plan.h). */
+void sched_rule(const sched *s, int pos, int max, be_rule *out);
 /* How many of the proposal's drafts to verify. */
 int sched_choose(const sched *s, int pos, const proposal *p);
 /* After the cycle: seconds of the proposal (0 if none was made), rows and seconds of the forward, tokens committed. */

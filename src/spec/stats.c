@@ -57,6 +57,7 @@ static void put_counters(out *o, const ds4_stats *s)
     put_count(o, "plain_steps", s->plain_steps);
     put_count(o, "verify_rows", s->verify_rows);
     put_count(o, "bytes_to_host", s->bytes_to_host);
+    put_count(o, "device_cycles", s->device_cycles);
     put(o, " acceptance_length=%.3f", s->cycles ? 1.0 + (double)s->accepted / (double)s->cycles : 0.0);
 }
 
@@ -75,6 +76,7 @@ static void put_times(out *o, const ds4_stats *s)
     put_ms(o, "replay", 0);
     put_ms(o, "spec_total", s->verify);
     put_ms(o, "target", s->target);
+    put_ms(o, "host", s->host);
     put_ms(o, "saved", s->saved);
     put_ms(o, "net_saved", s->saved - s->spent);
 }

@@ -21,8 +21,10 @@ typedef struct ds4_stats {
     uint64_t plain_steps;                                            /* one-row forwards among the cycles */
     uint64_t verify_rows;                                            /* rows of multi-row forwards */
     uint64_t bytes_to_host;                                          /* read back by the cycle */
+    uint64_t device_cycles; /* cycles that ran without a visit to the host between anchor and choice */
     double propose, setup, chain, conf0, logits, markov, confidence; /* parts of the proposal */
     double verify, target; /* multi-row forwards, reading the choices included; one-row forwards */
+    double host;           /* of the device's cycles: what the host did, its one wait left out */
     double saved, spent; /* plain time avoided, and what it took; without cycles whose plain time is not known yet */
     uint64_t draft_hist[STATS_HIST], accepted_hist[STATS_HIST];
 } ds4_stats;

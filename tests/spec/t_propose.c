@@ -67,7 +67,7 @@ static void same(const proposal *p, const rig_drafts *d, int n, int len)
 {
     assert_int_equal(p->n, n);
     for (int i = 0; i < n; i++) {
-        float want = confidence_sigmoid(d->conf[i]);
+        float want = plan_sigmoid(d->conf[i]);
         if (p->draft[i] != d->id[i + 1])
             fail_msg("after %d tokens: draft %d is %d, the reference has %d", len, i, p->draft[i], d->id[i + 1]);
         if (fabsf(p->conf[i] - want) > 1e-6f)
@@ -114,7 +114,7 @@ static void the_gate_is_the_first_confidence(void **u)
     open_bench(&b, false);
     for (int len = 100; len < 104; len++) {
         rig_drafts d = reference(&b, len, NULL);
-        float first = confidence_sigmoid(d.conf[0]);
+        float first = plan_sigmoid(d.conf[0]);
         proposal p = propose(&b, len, 5, first - 1e-4f, &greedy);
         assert_false(p.gated);
         same(&p, &d, b.t.r.m.ds.block, len);

@@ -12,6 +12,9 @@ extern "C" {
  * that says which. The backend is freed by op->close. */
 int cuda_open(backend **out, const backend_options *o, ds4_err *e);
 
+/* For tests: the k-th call of the CUDA runtime from now on (launches, transfers, waits) fails; 0: none does. */
+void cuda_fault_after(backend *b, int k);
+
 #ifdef __cplusplus
 }
 #endif

@@ -1,6 +1,6 @@
 /* draft.cu: choosing a token. */
 #include "backend/cuda/gpu.cuh"
-#include "backend/cuda/num.cuh"
+#include "backend/cuda/mma.cuh"
 
 enum { CHUNK = 2048 };
 
@@ -23,48 +23,80 @@ DEV float gumbel(uint64_t seed, uint32_t pos, uint32_t token)
     return -logf(-log1pf(-v));
 }
 
+typedef struct pick_args {
+    const float *logits;
+    const int32_t *pos;
+    const be_cycle *c; /* temperature and seed of a cycle, NULL: these */
+    float temp;
+    uint64_t seed;
+    int vocab, chunks;
+    unsigned long long *best; /* [rows][chunks] */
+    int32_t *out;
+    const int32_t *when;
+} pick_args;
+
 /* Block (chunk, r): the best candidate of a chunk; 0 if it holds only NaN and -infinity. */
-static __global__ void __launch_bounds__(GPU_THREADS)
-    pick_chunk(const float *logits, int vocab, float temp, uint64_t seed, const int32_t *pos, unsigned long long *best)
+static __global__ void __launch_bounds__(GPU_THREADS) pick_chunk(const pick_args a)
 {
     __shared__ unsigned long long room[32];
-    int r = blockIdx.y, from = (int)blockIdx.x * CHUNK, to = from + CHUNK < vocab ? from + CHUNK : vocab;
+    chain_wait();
+    if (a.when && !*a.when)
+        return;
+    int r = blockIdx.y, from = (int)blockIdx.x * CHUNK, to = from + CHUNK < a.vocab ? from + CHUNK : a.vocab;
+    const float temp = a.c ? a.c->in.temp : a.temp;
+    const uint64_t seed = a.c ? a.c->in.seed : a.seed;
     unsigned long long top = 0;
     for (int t = from + (int)threadIdx.x; t < to; t += blockDim.x) {
-        float v = logits[(int64_t)r * vocab + t];
+        float v = a.logits[(int64_t)r * a.vocab + t];
         if (temp > 0)
-            v = __fadd_rn(__fdiv_rn(v, temp), gumbel(seed, (uint32_t)pos[r], (uint32_t)t));
+            v = __fadd_rn(__fdiv_rn(v, temp), gumbel(seed, (uint32_t)a.pos[r], (uint32_t)t));
         unsigned long long key = ranked(order_key(v), (uint32_t)t);
         top = v > -INFINITY && key > top ? key : top;
     }
     top = block_max(top, room);
     if (threadIdx.x == 0)
-        best[(int64_t)r * gridDim.x + blockIdx.x] = top;
+        a.best[(int64_t)r * a.chunks + blockIdx.x] = top;
 }
 
 /* One warp per row. */
-static __global__ void pick_row(const unsigned long long *best, int chunks, int32_t *out)
+static __global__ void pick_row(const pick_args a)
 {
     unsigned long long top = 0;
-    for (int k = threadIdx.x; k < chunks; k += 32) {
-        unsigned long long v = best[(int64_t)blockIdx.x * chunks + k];
+    chain_wait();
+    if (a.when && !*a.when)
+        return;
+    for (int k = threadIdx.x; k < a.chunks; k += 32) {
+        unsigned long long v = a.best[(int64_t)blockIdx.x * a.chunks + k];
         top = v > top ? v : top;
     }
     top = warp_max(top);
     if (threadIdx.x == 0)
-        out[blockIdx.x] = top ? (int32_t)ranked_index(top) : 0;
+        a.out[blockIdx.x] = top ? (int32_t)ranked_index(top) : 0;
+}
+
+static void pick(gpu *g, int n, pick_args a)
+{
+    a.vocab = g->base.dims.vocab;
+    a.chunks = (int)gpu_blocks(a.vocab, CHUNK);
+    a.when = g->when;
+    if (!gpu_ok(g) || n <= 0)
+        return;
+    size_t bytes = (size_t)GPU_MAX_ROWS * (size_t)a.chunks * sizeof *a.best;
+    a.best = (unsigned long long *)gpu_scratch_get(g, G_KEY, bytes);
+    if (!a.best)
+        return;
+    GPU_CHAIN(g, pick_chunk, dim3(a.chunks, n), GPU_THREADS, 0, a);
+    GPU_CHAIN(g, pick_row, n, 32, 0, a);
 }
 
 void gpu_pick(backend *b, int n, const float *logits, float temp, uint64_t seed, const int32_t *pos, int32_t *out)
 {
-    gpu *g = gpu_of(b);
-    int vocab = b->dims.vocab, chunks = (int)gpu_blocks(vocab, CHUNK);
-    if (!gpu_ok(g) || n <= 0)
-        return;
-    unsigned long long *best =
-        (unsigned long long *)gpu_scratch_get(g, G_KEY, (size_t)GPU_MAX_ROWS * (size_t)chunks * sizeof *best);
-    if (!best)
-        return;
-    GPU_LAUNCH(g, pick_chunk, dim3(chunks, n), GPU_THREADS, 0, logits, vocab, temp, seed, pos, best);
-    GPU_LAUNCH(g, pick_row, n, 32, 0, (const unsigned long long *)best, chunks, out);
+    pick_args a = {logits, pos, NULL, temp, seed, 0, 0, NULL, out, NULL};
+    pick(gpu_of(b), n, a);
+}
+
+void gpu_pick_in(backend *b, int n, const float *logits, const be_cycle *c, const int32_t *pos, int32_t *out)
+{
+    pick_args a = {logits, pos, c, 0, 0, 0, 0, NULL, out, NULL};
+    pick(gpu_of(b), n, a);
 }

@@ -4,7 +4,8 @@
  * Files: open (life, errors), graph (steps: capture and replay), memory (allocations, transfers, scratch), bind
  * (weights into the device's layout), unit (that layout and its decoding), num (small formats, reductions), act
  * (quantised inputs), dot (inner products), linear, moe, hc (embedding, hyper-connections), norm (norms, rotation, KV
- * rows, taps), compress, index, attn, route, draft (pick, Markov, confidence); block lists those of the fused block.
+ * rows, taps), compress, index, attn, route, draft (pick), markov (Markov and confidence heads), cycle (gate, plan and
+ * judge of a cycle); block lists those of the fused block.
  *
  * Row invariance. Every sum has one order that depends on the shape of the operation alone: a lane of a warp adds its
  * own elements in ascending order, then a fixed tree adds the lanes. A pass may serve 1, 2, 4 or 8 rows with one
@@ -19,6 +20,8 @@
 #define DS4_BACKEND_CUDA_GPU_CUH
 
 #include <cuda_runtime.h>
+
+#define PLAN_FN static __host__ __device__ inline
 
 extern "C" {
 #include "backend/backend.h"
@@ -65,7 +68,7 @@ typedef struct gpu_buf {
 /* Kernels that need more shared memory than smem_limit. */
 enum gpu_raised { GPU_RAISE_ATTEND };
 
-/* First fault seen by a kernel (an id out of range). Lives in device memory; sync reads it. */
+/* First fault seen by a kernel (an id out of range). */
 enum gpu_fault_kind { FAULT_NONE = 0, FAULT_TOKEN, FAULT_EXPERT, FAULT_MARKOV };
 typedef struct gpu_fault {
     int kind, value, limit;
@@ -108,8 +111,11 @@ typedef struct gpu {
     gpu_buf stage_raw[GPU_STAGES]; /* device: raw weights waiting to be repacked */
     cudaEvent_t stage_free[GPU_STAGES];
     int stage_next;
-    gpu_fault *fault;      /* device */
-    gpu_fault *fault_host; /* pinned copy */
+    gpu_fault *fault; /* pinned host memory: kernels write it when they must, the host reads it after a wait */
+    char *shared;     /* pinned: what share() hands out */
+    size_t shared_used;
+    const int32_t *when;   /* device: 0 = operations may do nothing; NULL: they must work */
+    int fault_in;          /* tests: the call of the runtime that is to fail, counted down; 0: none */
     const uint64_t *grid;  /* device: the IQ2_XXS lattice */
     open_streams pending;  /* left by the fused block */
     int rank;              /* largest query rank of a fused block */
@@ -173,6 +179,7 @@ static inline unsigned gpu_blocks(int64_t work, int per_block)
 
 /* --- memory.cu --- */
 void *gpu_alloc(gpu *g, size_t bytes); /* zeroed; NULL and a sticky error if there is none */
+void *gpu_share(backend *b, size_t bytes);
 void gpu_upload(gpu *g, void *dst, const void *src, size_t bytes);
 void gpu_download(gpu *g, void *dst, const void *src, size_t bytes);
 /* At least `bytes` of device scratch; NULL after a failure. Sized for max_rows by the callers, so that it stops
@@ -232,6 +239,14 @@ void gpu_tap(backend *b, const be_rows *r, const float *streams, int slot, const
 void gpu_gather(backend *b, const be_rows *r, const be_store *ring, float *out);
 void gpu_pick(backend *b, int n, const float *logits, float temp, uint64_t seed, const int32_t *pos, int32_t *out);
 void gpu_markov(backend *b, const be_weight *w1, const be_weight *w2, const int32_t *prev, float *logits);
+void gpu_pick_in(backend *b, int n, const float *logits, const be_cycle *c, const int32_t *pos, int32_t *out);
+void gpu_stamp(backend *b, be_cycle *c, int i);
+void gpu_when(backend *b, const int32_t *flag);
+void gpu_gate(backend *b, be_cycle *c);
+void gpu_plan(backend *b, int n, be_cycle *c);
+void gpu_judge(backend *b, be_cycle *c, be_record *out);
+/* y += W x of one row (linear.cu). */
+void gpu_linear_add(gpu *g, const be_linear *job);
 void gpu_confidence(backend *b, int n, const be_weight *w, const be_weight *w1, const float *hidden,
                     const int32_t *prev, float *out);
 

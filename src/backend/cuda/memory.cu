@@ -8,6 +8,7 @@
 static const size_t block_bytes = 8u << 20; /* small allocations are cut from blocks of this size */
 static const size_t align_bytes = 256;
 static const size_t ring_bytes = 4u << 20, ring_most = 256u << 10; /* uploads up to ring_most go through the ring */
+static const size_t shared_bytes = 4096;
 static const size_t stage_least = 1u << 20, stage_most = 64u << 20;
 
 struct gpu_block {
@@ -68,6 +69,26 @@ void *gpu_alloc(gpu *g, size_t bytes)
     void *p = k->base + k->used;
     k->used += whole;
     return GPU_CHECK(g, cudaMemsetAsync(p, 0, whole, g->stream)) ? p : NULL;
+}
+
+/* Pinned memory has one address for host and device. */
+void *gpu_share(backend *b, size_t bytes)
+{
+    gpu *g = gpu_of(b);
+    size_t whole = (bytes + 63) / 64 * 64;
+    if (!gpu_ok(g) || !gpu_outside_step(g, "an allocation"))
+        return NULL;
+    if (!g->shared) {
+        if (!GPU_CHECK(g, cudaMallocHost((void **)&g->shared, shared_bytes)))
+            return NULL;
+        memset(g->shared, 0, shared_bytes);
+    }
+    if (whole > shared_bytes - g->shared_used) {
+        gpu_fail(g, "no shared memory for %zu bytes", bytes);
+        return NULL;
+    }
+    g->shared_used += whole;
+    return g->shared + g->shared_used - whole;
 }
 
 /* --- uploads --- */
@@ -207,5 +228,5 @@ void gpu_memory_close(gpu *g)
             cudaEventDestroy(g->stage_free[i]);
     }
     cudaFreeHost(g->ring);
-    cudaFreeHost(g->fault_host);
+    cudaFreeHost(g->shared);
 }

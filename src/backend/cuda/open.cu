@@ -4,8 +4,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "backend/cuda/cuda_open.h"
 #include "backend/cuda/gpu.cuh"
+
+#include "backend/cuda/cuda_open.h"
 
 void gpu_fail(gpu *g, const char *fmt, ...)
 {
@@ -22,6 +23,10 @@ void gpu_fail(gpu *g, const char *fmt, ...)
 
 bool gpu_check(gpu *g, cudaError_t rc, const char *what, const char *file, int line)
 {
+    if (g->fault_in > 0 && --g->fault_in == 0) {
+        gpu_fail(g, "%s:%d: %.200s: failed for a test", file, line, what);
+        return false;
+    }
     if (rc == cudaSuccess)
         return true;
     gpu_fail(g, "%s:%d: %.200s: %s", file, line, what, cudaGetErrorString(rc));
@@ -68,7 +73,7 @@ static void report_fault(gpu *g)
 {
     static const char *const what[] = {"", "token %d is outside the vocabulary of %d", "expert %d of %d does not exist",
                                        "token %d is outside the Markov table of %d"};
-    const gpu_fault *f = g->fault_host;
+    const gpu_fault *f = g->fault;
     char text[100];
     if (f->kind <= FAULT_NONE || f->kind > FAULT_MARKOV)
         return;
@@ -80,7 +85,6 @@ static int op_sync(backend *b, ds4_err *e)
 {
     gpu *g = gpu_of(b);
     if (gpu_ok(g) && gpu_outside_step(g, "a wait")) {
-        GPU_CHECK(g, cudaMemcpyAsync(g->fault_host, g->fault, sizeof *g->fault, cudaMemcpyDeviceToHost, g->stream));
         if (GPU_CHECK(g, cudaStreamSynchronize(g->stream)))
             report_fault(g);
         g->ring_used = 0; /* nothing is in flight */
@@ -123,6 +127,13 @@ static const backend_ops *gpu_ops(void)
         .pick = gpu_pick,
         .markov = gpu_markov,
         .confidence = gpu_confidence,
+        .share = gpu_share,
+        .stamp = gpu_stamp,
+        .when = gpu_when,
+        .pick_in = gpu_pick_in,
+        .gate = gpu_gate,
+        .plan = gpu_plan,
+        .judge = gpu_judge,
     };
     return &ops;
 }
@@ -158,9 +169,7 @@ static __global__ void probe(int *out) { *out = 1; }
 static void prepare(gpu *g, const cudaDeviceProp *prop)
 {
     GPU_CHECK(g, cudaStreamCreateWithFlags(&g->stream, cudaStreamNonBlocking));
-    g->fault = (gpu_fault *)gpu_alloc(g, sizeof *g->fault);
-    if (gpu_ok(g))
-        GPU_CHECK(g, cudaMallocHost((void **)&g->fault_host, sizeof *g->fault_host));
+    g->fault = (gpu_fault *)gpu_share(&g->base, sizeof *g->fault);
     uint64_t *grid = (uint64_t *)gpu_alloc(g, sizeof quant_iq2xxs_grid);
     gpu_upload(g, grid, quant_iq2xxs_grid, sizeof quant_iq2xxs_grid);
     g->grid = grid;
@@ -204,3 +213,5 @@ extern "C" int cuda_open(backend **out, const backend_options *o, ds4_err *e)
     *out = &g->base;
     return 0;
 }
+
+extern "C" void cuda_fault_after(backend *b, int k) { gpu_of(b)->fault_in = k; }

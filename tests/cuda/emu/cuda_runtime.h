@@ -190,6 +190,7 @@ static inline void emu_mma_tf32(float (&c)[4], const uint32_t (&a)[4], uint32_t 
         c[i] = (float)sum;
     }
 }
+unsigned long long emu_clock(void); /* nanoseconds */
 
 /* --- arithmetic --- */
 static inline float __uint_as_float(unsigned u)

@@ -3,6 +3,7 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <time.h>
 #include <ucontext.h>
 
 #include <vector>
@@ -172,6 +173,13 @@ void emu_run(dim3 grid, dim3 block, size_t smem, void (*fn)(void *), void *ctx)
                 blockIdx = backwards ? dim3(grid.x - 1 - x, grid.y - 1 - y, grid.z - 1 - z) : dim3(x, y, z);
                 run_block();
             }
+}
+
+unsigned long long emu_clock(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (unsigned long long)t.tv_sec * 1000000000ull + (unsigned long long)t.tv_nsec;
 }
 
 /* --- capture --- */
