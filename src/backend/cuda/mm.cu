@@ -65,12 +65,18 @@ static __global__ void __launch_bounds__(MM_THREADS, FAST ? 2 : 1) mm_products(c
 {
     __shared__ mm_room<CT> room;
     chain_next();
+    if (a.when) {
+        chain_wait();
+        if (!*a.when)
+            return;
+    }
     mm_block<CT, FAST>(a, (int)blockIdx.x, &room);
 }
 
 void gpu_products(gpu *g, mm_args *a)
 {
     int blocks = mm_plan(a);
+    a->when = g->when;
     bool fast = mm_fast(a);
     auto *kernel = a->n <= 8 ? fast ? mm_products<1, true> : mm_products<1, false>
                              : fast ? mm_products<2, true> : mm_products<2, false>;

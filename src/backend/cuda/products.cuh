@@ -33,6 +33,7 @@ typedef struct mm_job {
 typedef struct mm_args {
     mm_job job[MM_JOBS];
     int k, n;
+    const int32_t *when; /* 0 there: nothing to do; NULL: always; set by gpu_products */
 } mm_args;
 
 /* How many warps share a tile (a power of two): about 8 KB for each. Depends on the shape alone. */
