@@ -73,7 +73,7 @@ int ds4_bench_cycles(ds4_session *s, int32_t anchor, int cycles, ds4_cycle_times
     if (!e->has_dspark || s->s.state != SESSION_READY)
         return ds4_fail(err, DS4_ESTATE, "a drafted cycle needs %s", e->has_dspark ? "a prompt" : "a drafter");
     if (cycles < 1 || 1 + cycles + most > kv_rewind_room(&e->k) || s->s.ctx - pos < 1 + cycles + most)
-        return ds4_fail(err, DS4_EARG, "%d cycles at position %d of %d do not fit, or cannot be taken back", cycles, pos,
+        return ds4_fail(err, DS4_EARG, "%d cycles at position %d of %d do not fit or cannot be undone", cycles, pos,
                         s->s.ctx);
     if (anchor < 0 || anchor >= e->m.s.dims.vocab)
         return ds4_fail(err, DS4_EARG, "token id %d, expected 0 to %d", anchor, e->m.s.dims.vocab - 1);
