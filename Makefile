@@ -179,13 +179,13 @@ fuzz:
 dspark-acceptance: ds4
 	@tests/dspark_acceptance_fixture.sh
 
-#: make cuda CUDA_ARCH=sm_90   build ./ds4 with the CUDA backend for one kind of GPU (sm_80 86 89 90 100 120 121)
+#: make cuda CUDA_ARCH=sm_90   build ./ds4 and ./ds4-bench for one kind of GPU (sm_80 86 89 90 100 120 121)
 #: make cuda-spark         the same for DGX Spark (GB10, sm_121)
 #: make cuda-generic       the same for the GPUs of this machine
 CUDA_BUILD = BUILD=$(BUILD)/cuda-$(CUDA_ARCH) CUDA=nvcc CUDA_ARCH=$(CUDA_ARCH)
 .PHONY: cuda cuda-spark cuda-generic test-gpu test-gpu-bins test-emu
 cuda:
-	@$(MAKE) --no-print-directory $(CUDA_BUILD) ds4
+	@$(MAKE) --no-print-directory $(CUDA_BUILD) ds4 ds4-bench
 cuda-spark:
 	@$(MAKE) --no-print-directory cuda CUDA_ARCH=sm_121
 cuda-generic:

@@ -143,6 +143,11 @@ typedef struct ds4_generate_options {
                                   of DSpark */
     const int32_t *oracle_tokens; /* [oracle_count] the tokens that plain decoding emits */
     int oracle_count;
+    /* For measuring speed, with the engine's drafter: instead of what is accepted, the drafts that count as accepted in
+     * each drafted cycle in turn, over and over (at most as many as were drafted). All work is done as usual, the text
+     * is nobody's. In AUTO every confidence is that of a calibrated head, but at least 1/2. */
+    const uint8_t *scripted;
+    int scripted_count;
 } ds4_generate_options;
 
 ds4_generate_options
@@ -192,6 +197,21 @@ int ds4_bench_experts(ds4_session *s, const int32_t *tokens, int n, double *dist
 /* Bytes of trunk weights that a step of one token reads, in the file's layout: every tensor once, of routed experts the
  * used ones, of tables by token id (embedding, hash routing) one row. */
 uint64_t ds4_bench_token_bytes(const ds4_engine *e);
+/* The same for a forward of n rows, whose experts are chosen independently and evenly: an upper bound. */
+double ds4_bench_rows_bytes(const ds4_engine *e, int n);
+/* Bytes per second of the device's memory: copied (read and written), and read alone. 0: not measured, not on "cpu". */
+int ds4_bench_bandwidth(ds4_engine *e, double *copy, double *read, ds4_error *err);
+
+/* What a drafted cycle costs on average that verifies a full block and accepts nothing. Seconds. */
+typedef struct ds4_cycle_times {
+    double total, propose, verify; /* propose and verify as in the statistics line */
+    double host;                   /* of total, not spent waiting for the backend */
+    double bytes_to_host;          /* everything read back */
+    int drafts;                    /* per cycle */
+} ds4_cycle_times;
+/* Runs `cycles` of them behind `anchor` at the session's position after one that is not counted, and goes back.
+ * Statistics and scheduler stay as they were. Refused as ds4_bench_proposal is. */
+int ds4_bench_cycles(ds4_session *s, int32_t anchor, int cycles, ds4_cycle_times *out, ds4_error *err);
 /* Bytes of the rows that hold the session's timeline, as float32. */
 uint64_t ds4_bench_kv_bytes(const ds4_session *s);
 

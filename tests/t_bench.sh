@@ -59,7 +59,7 @@ says "drafting of a synthetic model needs its drafter" 2 'requires --synthetic-d
 lost=
 for o in -m --mtp --ctx-start --ctx-max --step-incr --step-mul --gen-tokens --prompt-file --csv --backend --cpu --cuda \
     --threads --act --dspark --dspark-confidence --cycle --repeat --synthetic --layers --synthetic-drafter \
-    --synthetic-skew --place; do
+    --synthetic-skew --place --accept; do
     grep -qE -- "^  ([^ ].*)?$o([, ]|$)" "$dir/help" || lost="$lost $o"
 done
 [ -z "$lost" ] && ok "the help text has every documented option" ||
@@ -81,6 +81,22 @@ made --layers 4 --place --ctx-start 1000 --ctx-max 3000 --step-incr 2000 --gen-t
     [ "$(rows | cut -d, -f1-4 | tr '\n' ' ')" = "1000,0,0.00,70 3000,0,0.00,70 " ] && [ ! -s "$dir/err" ] &&
     ok "--place: long contexts without reading" || bad "--place: long contexts without reading" \
     "$(cat "$dir/out" "$dir/err")"
+
+# Scripted acceptance must be visible in every line.
+made --synthetic-drafter --place --ctx-start 300 --gen-tokens 31 --dspark-confidence 0 --accept 2
+[ $? -eq 0 ] && grep -q '^# scripted acceptance 2: ' "$dir/out" &&
+    grep -qx "$columns,plain_tps,scripted_tps,scripted_ratio,scripted_length,label" "$dir/out" &&
+    [ "$(rows | cut -d, -f12,13)" = "3.000,scripted acceptance of 2.00" ] &&
+    ok "--accept: what was prescribed is accepted, and said" ||
+    bad "--accept: what was prescribed is accepted, and said" "$(cat "$dir/out" "$dir/err")"
+made --synthetic-drafter --place --ctx-start 300 --gen-tokens 40 --accept 3,1
+[ $? -eq 0 ] && [ "$(rows | cut -d, -f13)" = "scripted acceptance of 2.00" ] &&
+    ok "--accept: a list, with the scheduler" ||
+    bad "--accept: a list, with the scheduler" "$(cat "$dir/out" "$dir/err")"
+for wrong in x 6 1,9 ,; do
+    says "--accept '$wrong' is refused" 1 "accept is '$wrong', expected a number from 0 to 5" \
+        --synthetic tiny-q2 --synthetic-drafter --cpu --ctx-start 8 --accept $wrong
+done
 
 # ---- with a model ----
 if [ ! -e "$model" ] || [ ! -e "$support" ]; then
@@ -143,12 +159,22 @@ want=$(for n in $(seq 16); do printf '30,forward,%d ' "$n"; done)
 [ "${got#"$want"}" != "$got" ] && [[ $got =~ 30,proposal,[0-9]+\ 30,prop_setup,.*30,prop_confidence, ]] &&
     [ "$(rows | head -n 1 | cut -d, -f5)" = 1.000 ] && ok "--cycle: 1 to 16 rows, the proposal and its parts" ||
     bad "--cycle: 1 to 16 rows, the proposal and its parts" "$(cat "$dir/out" "$dir/err")"
+grep -qx 'ctx_tokens,item,rows,ms,ratio,byte_ratio,over_bytes,experts' "$dir/out" && rows | awk -F, '
+    NF != 8 { exit 1 }
+    $2 == "forward" { if (!($6 >= last && $7 > 0 && $8 >= seen)) exit 1; last = $6; seen = $8 }
+    $2 == "cycle" { all = $4 } $2 == "cycle_propose" || $2 == "cycle_verify" { parts += $4 }
+    END { exit !(last > 1 && seen > 4 && parts > 0.5 * all && parts < 1.5 * all) }' &&
+    grep -q '^# context 30: a cycle reads back [0-9]* bytes' "$dir/out" &&
+    ok "--cycle: bytes and experts of many rows, whole cycles" ||
+    bad "--cycle: bytes and experts of many rows, whole cycles" "$(cat "$dir/out" "$dir/err")"
 run --cycle --ctx-start 30 --repeat 1
 [ $? -eq 0 ] && [ "$(rows | wc -l)" -eq 16 ] && ok "--cycle without a drafter times forwards alone" ||
     bad "--cycle without a drafter times forwards alone" "$(cat "$dir/out" "$dir/err")"
 
 # ---- the plot ----
-python3 tools/plot_bench.py -o "$dir/p.svg" "$dir/t.csv" 2>"$dir/err"
+"$bench" --synthetic tiny-q2 --synthetic-drafter --layers 3 --cpu --place --ctx-start 20 --gen-tokens 4 --accept 1 \
+    >"$dir/s.csv" 2>"$dir/err"
+python3 tools/plot_bench.py -o "$dir/p.svg" "$dir/t.csv" "$dir/s.csv" 2>"$dir/err"
 rc=$?
 if grep -q 'matplotlib is missing' "$dir/err"; then
     [ $rc -eq 1 ] && [ "$(wc -l <"$dir/err")" -eq 1 ] && echo "skip the plot: skipped (no matplotlib)" ||

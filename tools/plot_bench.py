@@ -2,7 +2,8 @@
 
     python3 tools/plot_bench.py [-o bench.svg] a.csv [b.csv ...]
 
-Each table gives a curve of prefill and one of generation; with --dspark the drafted one too.
+Each table gives a curve of prefill (unless contexts were put in place) and one of generation; with --dspark the
+drafted one too, with --accept the one of scripted acceptance, which is named so.
 """
 import argparse
 import csv
@@ -10,6 +11,7 @@ import os
 import sys
 
 NEEDED = ("ctx_tokens", "prefill_tps", "gen_tps")
+DRAFTED = {"dspark_tps": "DSpark", "scripted_tps": "scripted acceptance"}
 
 
 def fail(text):
@@ -28,7 +30,7 @@ def read_table(path):
     missing = [c for c in NEEDED if c not in rows[0]]
     if missing:
         fail(f"{path}: no column {missing[0]}; expected the table of a ds4-bench sweep")
-    names = [c for c in (*NEEDED, "dspark_tps") if c in rows[0]]
+    names = [c for c in (*NEEDED, *DRAFTED) if c in rows[0]]
     try:
         return {c: [float(r[c]) for r in rows] for c in names}
     except (TypeError, ValueError) as e:
@@ -50,16 +52,19 @@ def main():
 
     figure, (prefill, gen) = pyplot.subplots(1, 2, figsize=(11, 4.5))
     for name, t in tables:
-        prefill.plot(t["ctx_tokens"], t["prefill_tps"], marker="o", label=name)
+        if any(t["prefill_tps"]):
+            prefill.plot(t["ctx_tokens"], t["prefill_tps"], marker="o", label=name)
         line, = gen.plot(t["ctx_tokens"], t["gen_tps"], marker="o", label=name)
-        if "dspark_tps" in t:
-            gen.plot(t["ctx_tokens"], t["dspark_tps"], marker="s", linestyle="--", color=line.get_color(),
-                     label=f"{name}, DSpark")
+        for column, what in DRAFTED.items():
+            if column in t:
+                gen.plot(t["ctx_tokens"], t[column], marker="s", linestyle="--", color=line.get_color(),
+                         label=f"{name}, {what}")
     for axes, title in ((prefill, "prefill"), (gen, "generation")):
         axes.set(title=title, xlabel="context (tokens)", ylabel="tokens per second")
         axes.set_ylim(bottom=0)
         axes.grid(alpha=0.3)
-        axes.legend()
+        if axes.lines:
+            axes.legend()
     figure.tight_layout()
     try:
         figure.savefig(a.out, format="svg")

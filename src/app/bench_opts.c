@@ -48,8 +48,11 @@ static const cli_opt table[] = {
     {"--dspark-confidence", NULL, "F", CLI_REAL, AT(confidence), .lo = 0, .hi = 1,
      .help = "draft while the confidence is at least F, whatever it costs\n(implies --dspark; default: the cost model "
              "decides)"},
+    {"--accept", NULL, "P", CLI_TEXT, AT(accept),
+     .help = "scripted acceptance: P drafts of each cycle on average, or a list (2,2,1,3) used\nover and over, "
+             "count as accepted; speed at that acceptance, not a text (implies --dspark)"},
     {"--cycle", NULL, NULL, CLI_FLAG, AT(cycle),
-     .help = "instead: the time of 1 to 16 rows, and with --mtp of a proposal and its parts"},
+     .help = "instead: the time of 1 to 16 rows, and with a drafter of a proposal, its parts and a cycle"},
     {"--repeat", NULL, "N", CLI_INT, AT(repeat), .lo = 1, .hi = 1000,
      .help = "medians of N sweeps (default 1; with --cycle N is the number of rounds, default 5)"},
 
@@ -99,7 +102,7 @@ int bench_opts_read(bench_opts *o, int argc, char *const *argv, ds4_err *e)
         rc = cli_parse(table, N_OPTIONS, argc, argv, o, e);
     if (rc || o->help || o->version)
         return rc;
-    o->dspark |= o->confidence >= 0;
+    o->dspark |= o->confidence >= 0 || o->accept;
     rc = check_files(o, e);
     if (rc)
         return rc;

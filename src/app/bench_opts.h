@@ -13,6 +13,7 @@ typedef struct bench_opts {
     int layers;            /* of it; 0: all */
     float skew;
     bool synthetic_drafter, place;
+    const char *accept; /* scripted acceptance, or NULL */
     int threads, act;
     int ctx_start, ctx_max, step_incr, gen_tokens, repeat;
     float step_mul;   /* 0: step_incr counts */

@@ -77,6 +77,31 @@ static int fill_text(bench *b, ds4_err *e)
     return rc;
 }
 
+/* A list of numbers of drafts, or a mean that 0 or 1 more and less make up. */
+static int read_script(bench *b, ds4_err *e)
+{
+    const char *p = b->o->accept;
+    char *end;
+    const double mean = strtod(p, &end);
+    if (end != p && !*end && mean >= 0 && mean <= b->info.draft_block) {
+        for (b->script_len = 0; b->script_len < BENCH_SCRIPT; b->script_len++)
+            b->script[b->script_len] =
+                (uint8_t)((int)((b->script_len + 1) * mean + 1e-9) - (int)(b->script_len * mean + 1e-9));
+        return 0;
+    }
+    for (b->script_len = 0; b->script_len < BENCH_SCRIPT; p = end + 1) {
+        const long v = strtol(p, &end, 10);
+        if (end == p || v < 0 || v > b->info.draft_block || (*end && *end != ','))
+            break;
+        b->script[b->script_len++] = (uint8_t)v;
+        if (!*end)
+            return 0;
+    }
+    return ds4_fail(e, DS4_EARG,
+                    "--accept is '%s', expected a number from 0 to %d, or up to %d whole ones with commas",
+                    b->o->accept, b->info.draft_block, BENCH_SCRIPT);
+}
+
 static int open_engine(bench *b, ds4_err *e)
 {
     const bench_opts *o = b->o;
@@ -101,6 +126,8 @@ static int open_engine(bench *b, ds4_err *e)
         rc = ds4_session_open(&b->ses, b->eng, e);
     if (!rc)
         ds4_engine_info(b->eng, &b->info);
+    if (!rc && o->accept)
+        rc = read_script(b, e);
     return rc;
 }
 
@@ -118,7 +145,15 @@ static void describe(bench *b, int threads)
         return;
     bench_put(b, "# weights read per token: %s (dense tensors once, used experts)",
               cli_bytes(b->token_bytes, bytes, sizeof bytes));
-    if (b->copy > 0)
+    if (b->o->accept)
+        bench_put(b,
+                  "# scripted acceptance %s: drafts count as accepted by a list, whatever the model says; its text is "
+                  "meaningless",
+                  b->o->accept);
+    if (b->read > 0)
+        bench_put(b, "# copy bandwidth: %.2f GB/s, read and written, of the device's memory; reading alone %.2f GB/s",
+                  b->copy / 1e9, b->read / 1e9);
+    else if (b->copy > 0)
         bench_put(b, "# copy bandwidth: %.2f GB/s, read and written, memcpy on %d CPU threads", b->copy / 1e9, threads);
     else
         bench_put(b, "# copy bandwidth: not measured for backend %s, percent_of_copy is empty", b->info.backend);
@@ -153,8 +188,9 @@ int bench_open(bench *b, const bench_opts *o, ds4_err *e)
     if (!rc)
         rc = fill_text(b, e);
     int threads = o->threads ? o->threads : o->env.threads ? o->env.threads : pool_cpus();
-    if (!rc && !strcmp(b->info.backend, "cpu") && !o->cycle)
-        rc = bench_copy(threads, &b->copy, e);
+    if (!rc && !o->cycle)
+        rc = !strcmp(b->info.backend, "cpu") ? bench_copy(threads, &b->copy, e)
+                                             : ds4_bench_bandwidth(b->eng, &b->copy, &b->read, e);
     if (rc) {
         bench_close(b);
         return rc;

@@ -7,6 +7,7 @@
 #include "base/fsio.h"
 #include "ds4.h"
 
+enum { BENCH_SCRIPT = 100 };
 enum { BENCH_ROWS = 16 }; /* most rows of one forward that --cycle times */
 
 typedef struct bench {
@@ -19,7 +20,10 @@ typedef struct bench {
     int *point;    /* [points] contexts, ascending */
     int points;
     uint64_t token_bytes; /* of weights, read by a plain step */
-    double copy;          /* bytes per second, read and written, of a plain copy; 0: not measured */
+    uint8_t script[BENCH_SCRIPT]; /* --accept */
+    int script_len;
+    double copy, read;    /* bytes per second of a plain copy, read and written, and of reading; 0: not measured */
+    double distinct[BENCH_ROWS]; /* --cycle: experts per layer that so many rows read */
     fsio_writer csv;
     bool csv_open, said_again;
 } bench;

@@ -40,6 +40,10 @@ static int generate(bench *b, bool drafted, gen *g, ds4_err *e)
     o.ignore_eos = true;
     o.drafting = !drafted ? DS4_DRAFT_OFF : b->o->confidence >= 0 ? DS4_DRAFT_FIXED : DS4_DRAFT_AUTO;
     o.confidence = b->o->confidence >= 0 ? b->o->confidence : 0;
+    if (drafted && b->o->accept) {
+        o.scripted = b->script;
+        o.scripted_count = b->script_len;
+    }
     o.on_token = on_token;
     o.ctx = g;
     g->n = 0;
@@ -77,7 +81,7 @@ static int measure(bench *b, int i, int sweep, gen g[2], cell *c, ds4_err *e)
         if (!rc)
             rc = generate(b, which == 1, &g[which], e);
     }
-    if (!rc && runs == 2)
+    if (!rc && runs == 2 && !b->o->accept)
         rc = compare(b, i, &g[0], &g[1], e);
     if (rc)
         return rc;
@@ -97,14 +101,25 @@ static double over(const cell *c, int n, size_t member, double *room)
 }
 #define OVER(member) over(c, b->o->repeat, offsetof(cell, member), room)
 
+static double script_mean(const bench *b)
+{
+    double sum = 0;
+    for (int i = 0; i < b->script_len; i++)
+        sum += b->script[i];
+    return sum / b->script_len;
+}
+
 static void put_row(bench *b, int i, const cell *c, double *room)
 {
     const double plain = OVER(plain), rate = plain * (double)b->token_bytes;
-    char percent[24] = "", drafted[120] = "";
+    char percent[24] = "", drafted[200] = "";
     if (b->copy > 0)
         snprintf(percent, sizeof percent, "%.1f", 100 * rate / b->copy);
     if (b->o->dspark)
         snprintf(drafted, sizeof drafted, ",%.2f,%.2f,%.3f,%.3f", plain, OVER(dspark), OVER(ratio), OVER(length));
+    const size_t at = strlen(drafted);
+    if (b->o->accept) /* a list's commas would be columns */
+        snprintf(drafted + at, sizeof drafted - at, ",scripted acceptance of %.2f", script_mean(b));
     bench_put(b, "%d,%d,%.2f,%d,%.2f,%llu,%.3f,%s%s", b->point[i], c->fed, OVER(prefill), b->o->gen_tokens, plain,
               (unsigned long long)c->kv_bytes, rate / 1e9, percent, drafted);
 }
@@ -138,7 +153,9 @@ int bench_sweep(bench *b, ds4_err *e)
         gen g[2] = {{.ids = ids}, {.ids = ids + tokens}};
         bench_put(b,
                   "ctx_tokens,prefill_tokens,prefill_tps,gen_tokens,gen_tps,kvcache_bytes,gb_per_s,percent_of_copy%s",
-                  b->o->dspark ? ",plain_tps,dspark_tps,ratio,acceptance_length" : "");
+                  b->o->accept   ? ",plain_tps,scripted_tps,scripted_ratio,scripted_length,label"
+                  : b->o->dspark ? ",plain_tps,dspark_tps,ratio,acceptance_length"
+                                 : "");
         for (int sweep = 0; sweep < b->o->repeat && !rc; sweep++)
             rc = sweep_once(b, sweep, g, cells, room, e);
     }

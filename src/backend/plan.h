@@ -22,7 +22,7 @@ typedef struct be_rule {
     int32_t by_rate;
     float threshold;
     float gate; /* first confidences below this end the proposal */
-    int32_t unused;
+    int32_t cap; /* most drafts that are kept; 0: no limit */
     double p;                 /* seconds of a proposal */
     double t[PLAN_ROWS + 1];  /* t[n]: seconds of a forward of n rows; t[0] unused */
 } be_rule;
@@ -57,6 +57,7 @@ PLAN_FN int plan_gated(float gate, float conf) { return !(conf >= gate); }
 PLAN_FN int plan_choose(const be_rule *r, int n, const float *conf)
 {
     int k = 0;
+    n = r->cap > 0 && r->cap < n ? r->cap : n;
     if (!r->by_rate) {
         while (k < n && conf[k] >= r->threshold)
             k++;

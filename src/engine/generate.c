@@ -20,7 +20,26 @@ typedef struct run {
     cycle *c;
     double_proposer fake;
     bool stopped;
+    cycle_script script;
 } run;
+
+/* The confidence with which k drafts in a row survive as often as the script says: c + c^2 + ... + c^k is the mean. */
+static float calibrated(const uint8_t *accept, int n, int k)
+{
+    double sum = 0, lo = 0.5, hi = 1;
+    for (int i = 0; i < n; i++)
+        sum += accept[i];
+    for (int i = 0; i < 20; i++) {
+        double c = (lo + hi) / 2, got = 0;
+        for (int j = k; j > 0; j--)
+            got = (got + 1) * c;
+        if (got < sum / n)
+            lo = c;
+        else
+            hi = c;
+    }
+    return (float)lo;
+}
 
 /* Fills the cost table before the first automatic drafting, or for the statistics (time saved). Measuring is no
  * drafting: nothing of it shows in the counters. */
@@ -56,6 +75,12 @@ static int choose_proposer(run *g, ds4_error *err)
         g->c->proposer = &e->ds.base;
         mode = o->drafting == DS4_DRAFT_FIXED ? SCHED_FIXED : SCHED_AUTO;
     }
+    g->c->script = NULL;
+    if (o->scripted && g->c->proposer) {
+        g->script = (cycle_script){.accept = o->scripted, .n = o->scripted_count};
+        g->script.conf = calibrated(o->scripted, o->scripted_count, g->c->proposer->most);
+        g->c->script = &g->script;
+    }
     sched_set_mode(&e->sched, mode, o->test_proposer ? 0.0f : o->confidence);
     return 0;
 }
@@ -70,6 +95,8 @@ static int check(const ds4_generate_options *o, const ds4_engine *e, ds4_error *
         return ds4_fail(err, DS4_EARG, "max tokens is %d, expected at least 1", o->max_tokens);
     if (o->drafting == DS4_DRAFT_FIXED && !(o->confidence >= 0 && o->confidence <= 1))
         return ds4_fail(err, DS4_EARG, "confidence threshold is %g, expected 0 to 1", (double)o->confidence);
+    if (o->scripted && (o->scripted_count < 1 || o->drafting == DS4_DRAFT_OFF || !e->has_dspark))
+        return ds4_fail(err, DS4_EARG, "scripted acceptance needs a drafter that drafts, and at least one number");
     if (e->o.dspark && !e->has_dspark)
         return ds4_fail(err, DS4_ESTATE, "drafting was asked for but no drafter is loaded");
     return 0;
@@ -189,6 +216,7 @@ int ds4_generate(ds4_session *s, const ds4_generate_options *o, ds4_result *r, d
     if (!rc)
         rc = loop(&g, anchor, err);
     r->seconds = clock_now() - t;
+    e->c.script = NULL;
     r->cycles = e->stats.cycles - before.cycles;
     r->proposed = e->stats.proposed - before.proposed;
     r->accepted = e->stats.accepted - before.accepted;

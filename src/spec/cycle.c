@@ -112,16 +112,40 @@ static void count(cycle *c, const cycle_plan *pl, int accepted, double seconds)
     }
 }
 
+void cycle_rule(const cycle *c, int pos, int max, be_rule *r)
+{
+    float conf[PLAN_ROWS];
+    sched_rule(c->sched, pos, max, r);
+    if (!c->script || c->sched->mode != SCHED_AUTO)
+        return;
+    for (int i = 0; i < max; i++)
+        conf[i] = c->script->conf;
+    r->cap = plan_choose(r, max, conf);
+    r->gate = plan_gated(r->gate, c->script->conf) ? 2 : 0; /* the head says at most 1 */
+    r->threshold = r->cap ? 0 : 2;
+    r->by_rate = 0;
+}
+
+int cycle_accepts(cycle *c, int k, int accepted)
+{
+    if (!c->script || k == 0)
+        return accepted;
+    const int a = c->script->accept[c->script->at];
+    c->script->at = (c->script->at + 1) % c->script->n;
+    return a < k ? a : k;
+}
+
 /* Asks the proposer and cuts what it gives. */
 static int draft(cycle *c, session *s, int32_t anchor, cycle_plan *pl, proposal *p, ds4_err *e)
 {
     int32_t invalid = 0;
+    be_rule rule;
     p->n = 0;
     if (pl->most == 0)
         return 0;
+    cycle_rule(c, s->pos, pl->most, &rule);
     double t = clock_now();
-    int rc = c->proposer->propose(c->proposer, s, anchor, pl->most, sched_gate(c->sched, s->pos, pl->most), &c->sample,
-                                  p, e);
+    int rc = c->proposer->propose(c->proposer, s, anchor, pl->most, rule.gate, &c->sample, p, e);
     pl->propose_s = clock_now() - t;
     pl->proposed = true;
     if (rc) {
@@ -129,7 +153,7 @@ static int draft(cycle *c, session *s, int32_t anchor, cycle_plan *pl, proposal 
         return rc;
     }
     pl->gated = p->gated;
-    pl->k = plan_usable(p->draft, sched_choose(c->sched, s->pos, p), c->eos, c->m->s.dims.vocab, &invalid);
+    pl->k = plan_usable(p->draft, plan_choose(&rule, p->n, p->conf), c->eos, c->m->s.dims.vocab, &invalid);
     c->stats->invalid += (uint64_t)invalid;
     return 0;
 }
@@ -154,6 +178,7 @@ static int host_step(cycle *c, session *s, int32_t anchor, cycle_plan *pl, int32
     int a = 0;
     while (a < pl->k && choice[a] == p.draft[a])
         a++;
+    a = cycle_accepts(c, pl->k, a);
     session_commit(s, a + 1, a);
     memcpy(out, choice, (size_t)(a + 1) * sizeof *out);
     *accepted = a;

@@ -17,6 +17,14 @@
 #include "spec/sched.h"
 #include "spec/stats.h"
 
+/* Acceptance that is prescribed, to measure speed at a given one: all work is done, but of a drafted cycle's drafts the
+ * next accept[i] count as accepted, whatever the trunk chose. The text is then nobody's. */
+typedef struct cycle_script {
+    const uint8_t *accept; /* [n], used over and over */
+    int n, at;
+    float conf; /* AUTO: every draft's confidence, in place of the head's */
+} cycle_script;
+
 typedef struct cycle {
     model *m;
     sched *sched;
@@ -27,6 +35,7 @@ typedef struct cycle {
     float *logits;     /* [BE_NARROW][vocab] host copy, filled when the sampler has filters or keep_logits is set */
     sample_cand *room; /* [vocab] */
     bool keep_logits;
+    cycle_script *script; /* NULL: acceptance is what it is */
 } cycle;
 
 /* Takes host scratch; m, sched and stats must outlive it. */

@@ -41,7 +41,7 @@ static void fill(const cycle *c, const session *s, int32_t anchor, int most, be_
     in->draft[0] = anchor;
     if (most == 0)
         return;
-    sched_rule(c->sched, s->pos, most, &in->rule);
+    cycle_rule(c, s->pos, most, &in->rule);
     set_rows(in, 1, m->ds.block, anchor, m->ds.noise, s->pos, s->slot);
     set_rows(in, 2, m->ds.block + 1, 0, 0, s->pos - m->ds.block - 1, s->slot);
 }
@@ -92,14 +92,15 @@ int device_step(cycle *c, session *s, int32_t anchor, cycle_plan *pl, int32_t *o
         return rc;
     if (pl->most)
         account(st, r, pl);
+    const int a = cycle_accepts(c, r->k, r->accepted);
     pl->k = r->k;
-    *accepted = r->accepted;
-    memcpy(out, r->choice, (size_t)(r->accepted + 1) * sizeof *out);
+    *accepted = a;
+    memcpy(out, r->choice, (size_t)(a + 1) * sizeof *out);
     tokens[0] = anchor;
-    memcpy(tokens + 1, out, (size_t)r->accepted * sizeof *out);
+    memcpy(tokens + 1, out, (size_t)a * sizeof *out);
     if (pl->most)
         s->absorbed = s->pos;
-    session_settle(s, tokens, r->accepted + 1, r->accepted);
+    session_settle(s, tokens, a + 1, a);
     const double end = clock_now();
     pl->forward_s = end - start - pl->propose_s;
     st->bytes_to_host += sizeof *r;

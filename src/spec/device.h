@@ -15,6 +15,11 @@ typedef struct cycle_plan {
     double propose_s, forward_s;
 } cycle_plan;
 
+/* How the scheduler, or the script in its place, wants the drafts of a cycle to be chosen. */
+void cycle_rule(const cycle *c, int pos, int max, be_rule *r);
+/* How many of k drafts count as accepted: as many as were, or as the script says next. */
+int cycle_accepts(cycle *c, int k, int accepted);
+
 /* Whether a cycle at the session's position can go this way: the backend has the operations, it alone can choose the
  * tokens, and nobody wants the logits. Brings the proposer up to the position if most > 0. */
 bool device_can(cycle *c, session *s, int most);

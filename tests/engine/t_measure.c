@@ -1,6 +1,8 @@
 /* t_measure: what ds4-bench asks the engine. Measuring must not be noticed by whoever generates afterwards. */
 #include "util/unit.h"
 
+#include <math.h>
+
 #include "ds4.h"
 
 #define MODEL "mini/ds4-mini.gguf"
@@ -52,12 +54,13 @@ static bool collect(void *ctx, int32_t token, const float *logits)
     return true;
 }
 
-static ds4_result generate(fixture *f, text *t)
+static ds4_result generate_at(fixture *f, text *t, float temp)
 {
     ds4_error e = {0};
     ds4_result r;
     ds4_generate_options o = ds4_generate_defaults();
     o.max_tokens = 16;
+    o.temp = temp;
     o.seed = 7;
     o.ignore_eos = true;
     o.drafting = DS4_DRAFT_FIXED;
@@ -68,6 +71,8 @@ static ds4_result generate(fixture *f, text *t)
     return r;
 }
 
+static ds4_result generate(fixture *f, text *t) { return generate_at(f, t, 1); }
+
 static void measuring_is_not_noticed(void **u)
 {
     fixture f;
@@ -76,6 +81,8 @@ static void measuring_is_not_noticed(void **u)
     uint64_t before_hash, hash;
     double seconds, issued;
     ds4_proposal_times p;
+    ds4_cycle_times c;
+    double distinct[16];
     char line[2000];
     (void)u;
     begin(&f, true);
@@ -86,6 +93,10 @@ static void measuring_is_not_noticed(void **u)
         assert_true(seconds > 0 && issued > 0 && issued <= seconds);
     }
     check(ds4_bench_proposal(f.ses, f.tokens[PROMPT], &p, &e), &e);
+    check(ds4_bench_cycles(f.ses, f.tokens[PROMPT], 8, &c, &e), &e);
+    assert_true(c.drafts == 5 && c.bytes_to_host >= 6 * 4 && c.host > 0 && c.host <= c.total);
+    assert_true(c.propose > 0 && c.verify > 0 && c.propose + c.verify <= c.total);
+    check(ds4_bench_experts(f.ses, f.tokens + PROMPT, 16, distinct, &e), &e);
     assert_true(p.total > 0 && p.chain > 0 && p.logits > 0 && p.markov > 0);
     check(ds4_session_hash(f.ses, &hash, &e), &e);
     assert_true(hash == before_hash);
@@ -99,20 +110,59 @@ static void measuring_is_not_noticed(void **u)
     end(&f);
 }
 
+static double field(const char *line, const char *name)
+{
+    const char *p = strstr(line, name);
+    assert_non_null(p);
+    return strtod(p + strlen(name), NULL);
+}
+
+/* What --cycle says and what the statistics of drafting say are the same things. Machines are busy: one of a few tries
+ * must agree. */
+static void cycles_agree_with_the_statistics(void **u)
+{
+    bool agree = false;
+    double propose = 0, verify = 0;
+    ds4_cycle_times c;
+    (void)u;
+    for (int i = 0; i < 6 && !agree; i++) {
+        fixture f;
+        ds4_error e = {0};
+        text t = {.n = 0};
+        char line[2000];
+        begin(&f, true);
+        generate_at(&f, &t, 0);
+        assert_true(ds4_stats_line(f.eng, line, sizeof line) > 0);
+        const double cycles = field(line, " cycles=") - field(line, " tail_skips=");
+        propose = field(line, " propose=") / cycles / 1e3;
+        verify = (field(line, " verify=") + field(line, " target=")) / cycles / 1e3;
+        check(ds4_session_sync(f.ses, f.tokens, PROMPT, NULL, NULL, NULL, &e), &e);
+        check(ds4_bench_cycles(f.ses, f.tokens[PROMPT], 8, &c, &e), &e);
+        agree = fabs(c.propose / propose - 1) < 0.25 && fabs(c.verify / verify - 1) < 0.4;
+        end(&f);
+    }
+    if (!agree)
+        fail_msg("propose %g and %g, verify %g and %g ms", c.propose * 1e3, propose * 1e3, c.verify * 1e3,
+                 verify * 1e3);
+}
+
 static void impossible_measurements_are_refused(void **u)
 {
     fixture f;
     ds4_error e = {0};
     double seconds;
     ds4_proposal_times p;
+    ds4_cycle_times c;
     (void)u;
     begin(&f, true);
     assert_int_equal(ds4_bench_proposal(f.ses, 5, &p, &e), DS4_ESTATE);
+    assert_int_equal(ds4_bench_cycles(f.ses, 5, 8, &c, &e), DS4_ESTATE);
     assert_int_equal(ds4_bench_rows(f.ses, f.tokens, 0, &seconds, NULL, &e), DS4_EARG);
     assert_int_equal(ds4_bench_rows(f.ses, f.tokens, 17, &seconds, NULL, &e), DS4_EARG);
     check(ds4_session_sync(f.ses, f.tokens, PROMPT + ROOM - 2, NULL, NULL, NULL, &e), &e);
     assert_int_equal(ds4_bench_rows(f.ses, f.tokens, 3, &seconds, NULL, &e), DS4_EARG);
     assert_int_equal(ds4_bench_proposal(f.ses, 5, &p, &e), DS4_EARG);
+    assert_int_equal(ds4_bench_cycles(f.ses, 5, 8, &c, &e), DS4_EARG);
     check(ds4_bench_rows(f.ses, f.tokens, 2, &seconds, NULL, &e), &e);
     end(&f);
     begin(&f, false);
@@ -131,6 +181,11 @@ static void bytes_per_token_are_counted_once(void **u)
     begin(&f, false);
     ds4_engine_info(f.eng, &info);
     uint64_t bytes = ds4_bench_token_bytes(f.eng);
+    assert_true(fabs(ds4_bench_rows_bytes(f.eng, 1) / (double)bytes - 1) < 1e-6);
+    for (int n = 2; n <= 16; n++) {
+        const double more = ds4_bench_rows_bytes(f.eng, n) - ds4_bench_rows_bytes(f.eng, n - 1);
+        assert_true(more > 0 && ds4_bench_rows_bytes(f.eng, n) < (double)info.model_bytes);
+    }
     assert_true(bytes > info.model_bytes / 4 && bytes < info.model_bytes);
     check(ds4_session_sync(f.ses, f.tokens, 100, NULL, NULL, NULL, &e), &e);
     uint64_t few = ds4_bench_kv_bytes(f.ses);
@@ -143,6 +198,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(measuring_is_not_noticed),
+        cmocka_unit_test(cycles_agree_with_the_statistics),
         cmocka_unit_test(impossible_measurements_are_refused),
         cmocka_unit_test(bytes_per_token_are_counted_once),
     };

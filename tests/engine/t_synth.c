@@ -6,6 +6,7 @@
 #include <stdlib.h>
 
 #include "ds4.h"
+#include "engine/engine.h"
 #include "engine/synth.h"
 
 enum { CTX = 400, AT = 300 };
@@ -42,6 +43,26 @@ static void bytes_are_those_of_the_published_files(void **u)
     assert_int_equal((tensor_bytes("flash-q4", 0, false) + 5000000) / 10000000, 16463);
     assert_int_equal((tensor_bytes("flash-mxfp4", 0, false) + 5000000) / 10000000, 15597);
     assert_true(tensor_bytes("flash-q2", 5, false) < 86714775900 / 5);
+}
+
+/* The figures of a Flash file: a step, one expert of every layer, and what more rows read. */
+static void a_step_reads_what_the_real_model_reads(void **u)
+{
+    static const double ratio[] = {0, 1.00, 1.19, 1.37, 1.55, 1.72, 1.89};
+    const synth_model s = {"flash-q2", 0, 0};
+    ds4_engine eng = {.made = {NULL}};
+    ds4_error e = {0};
+    (void)u;
+    check(synth_trunk(&eng.trunk, &eng.made[0], &s, &e), &e);
+    check(shape_read(&eng.m.s, eng.trunk, &e), &e);
+    assert_true(fabs((double)ds4_bench_token_bytes(&eng) / 9559104840 - 1) < 1e-5); /* counted by hand */
+    for (int n = 1; n <= 6; n++) {
+        const double distinct = 256 * (1 - pow(250.0 / 256, n)), bytes = ds4_bench_rows_bytes(&eng, n);
+        assert_true(fabs(bytes / (7.733e9 + 304349184 * distinct) - 1) < 1e-4);
+        assert_true(fabs(bytes / ds4_bench_rows_bytes(&eng, 1) - ratio[n]) < 0.006);
+    }
+    gguf_close(eng.trunk);
+    free(eng.made[0]);
 }
 
 static void open_tiny(ds4_engine **eng, ds4_session **ses, float skew)
@@ -169,6 +190,58 @@ static void a_placed_state_is_taken_up(void **u)
     free(logits[1]);
 }
 
+static ds4_result scripted(ds4_session *ses, const int32_t *t, enum ds4_drafting how, const uint8_t *script, int n,
+                           int tokens)
+{
+    ds4_generate_options o = ds4_generate_defaults();
+    ds4_result r;
+    ds4_error e = {0};
+    int count = 0;
+    o.temp = 0;
+    o.max_tokens = tokens;
+    o.drafting = how;
+    o.ignore_eos = true;
+    o.on_token = stop_never;
+    o.ctx = &count;
+    o.scripted = script;
+    o.scripted_count = n;
+    check(ds4_bench_place(ses, t, AT, &e), &e);
+    check(ds4_session_sync(ses, t, AT, NULL, NULL, NULL, &e), &e);
+    check(ds4_generate(ses, &o, &r, &e), &e);
+    assert_int_equal(count, tokens);
+    assert_int_equal(ds4_session_pos(ses), AT + tokens - 1);
+    return r;
+}
+
+/* Wrong counts would put a wrong acceptance beside a speed; a script that stays would spoil real drafting. */
+static void scripted_acceptance_is_what_was_prescribed(void **u)
+{
+    static const uint8_t mixed[] = {2, 2, 1, 3}, none[] = {0}, all[] = {5};
+    ds4_engine *eng;
+    ds4_session *ses;
+    ds4_error e = {0};
+    int32_t t[CTX];
+    (void)u;
+    open_tiny(&eng, &ses, 0);
+    tokens_of(t, CTX, 4096);
+    ds4_result before = scripted(ses, t, DS4_DRAFT_FIXED, NULL, 0, 25);
+    ds4_result r = scripted(ses, t, DS4_DRAFT_FIXED, mixed, 4, 25);
+    assert_true(r.cycles == 8 && r.accepted == 16 && r.proposed > 35);
+    r = scripted(ses, t, DS4_DRAFT_FIXED, all, 1, 25);
+    assert_true(r.cycles == 4 && r.accepted == 20);
+    r = scripted(ses, t, DS4_DRAFT_FIXED, none, 1, 25);
+    assert_true(r.cycles == 24 && r.accepted == 0 && r.proposed > 100);
+    r = scripted(ses, t, DS4_DRAFT_AUTO, none, 1, 60); /* the scheduler notices */
+    assert_true(r.accepted == 0 && r.proposed < 60);
+    r = scripted(ses, t, DS4_DRAFT_FIXED, NULL, 0, 25);
+    assert_true(r.accepted == before.accepted && r.logits_hash == before.logits_hash);
+    ds4_generate_options o = ds4_generate_defaults();
+    o.scripted = none;
+    assert_int_equal(ds4_generate(ses, &o, &r, &e), DS4_EARG);
+    ds4_session_close(ses);
+    ds4_engine_close(eng);
+}
+
 static void wrong_wishes_are_refused(void **u)
 {
     static const struct {
@@ -200,9 +273,11 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(bytes_are_those_of_the_published_files),
+        cmocka_unit_test(a_step_reads_what_the_real_model_reads),
         cmocka_unit_test(logits_are_finite_and_the_same_again),
         cmocka_unit_test(skew_makes_routing_uneven),
         cmocka_unit_test(a_placed_state_is_taken_up),
+        cmocka_unit_test(scripted_acceptance_is_what_was_prescribed),
         cmocka_unit_test(wrong_wishes_are_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
