@@ -49,7 +49,7 @@ deps_spec = spec session sample model backend file base
 deps_engine = engine spec session sample model backend text file base
 deps_json = json text file base
 deps_convert = convert json text file base
-deps_cuda = spec session sample model backend file base
+deps_cuda = engine spec session sample model backend text file base
 deps_app = app convert json engine spec session sample model backend text file base
 
 .PHONY: all
