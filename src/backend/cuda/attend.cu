@@ -353,7 +353,7 @@ void gpu_attend_narrow(gpu *g, const nattend *n)
     a.scale = (float)(1 / sqrt((double)DIM));
     size_t all = (size_t)BE_NARROW * (size_t)m->heads * (size_t)a.pieces;
     a.part = (float *)gpu_scratch_get(g, G_PART, all * (DIM * sizeof(float) + sizeof(float2)));
-    if (!a.part || !gpu_raise_smem(g, GPU_RAISE_ATTEND, attend_rows, sizeof(attend_room)))
+    if (!a.part || !gpu_raise_smem(g, attend_rows, sizeof(attend_room)))
         return;
     a.stat = reinterpret_cast<float2 *>(a.part + all * DIM);
     GPU_CHAIN(g, attend_rows, dim3(gpu_blocks(most, PIECE), gpu_blocks(m->heads, HEADS), n->r.n), THREADS,

@@ -18,35 +18,48 @@ typedef struct input_args {
     float hc_eps, rms_eps;
 } input_args;
 
-/* A warp norms query ranks of rows warp, warp + 16, ... and makes their forms. rank: a multiple of 128. */
-DEV void finish_rank(const input_args &a)
+/* The block norms the query ranks of all rows and makes their forms. factor: room for a number per row. rank: a
+ * multiple of 128. */
+DEV void finish_rank(const input_args &a, float *factor)
 {
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     for (int r = warp; r < a.m.n; r += MM_WARPS) {
-        const float *x = a.qa + (int64_t)r * a.rank;
+        const float4 *x = reinterpret_cast<const float4 *>(a.qa + (int64_t)r * a.rank);
         float sum = 0;
-        for (int i = lane; i < a.rank; i += 32)
-            sum = __fmaf_rn(__ldcg(x + i), __ldcg(x + i), sum);
+#pragma unroll 8
+        for (int i = lane; i < a.rank / 4; i += 32) {
+            float4 v = __ldcg(x + i);
+            sum = __fmaf_rn(v.x, v.x, sum), sum = __fmaf_rn(v.y, v.y, sum);
+            sum = __fmaf_rn(v.z, v.z, sum), sum = __fmaf_rn(v.w, v.w, sum);
+        }
         sum = warp_sum(sum);
-        float f = __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(__fdiv_rn(sum, (float)a.rank), a.rms_eps)));
-        for (int at = 0; at < a.rank; at += 128) {
-            float v[4];
-            for (int e = 0; e < 4; e++) {
-                int i = at + 32 * e + lane;
-                warp_quantise32(a.qn.q32, r, at + 32 * e, __fmul_rn(__fmul_rn(__ldcg(x + i), f), a.qa_norm[i]), lane);
-                i = at + 4 * lane + e;
-                v[e] = __fmul_rn(__fmul_rn(__ldcg(x + i), f), a.qa_norm[i]);
-            }
-            if (a.qn.h.v)
-                put_halves(a.qn.h, r, at, v, lane);
+        factor[r] = __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(__fdiv_rn(sum, (float)a.rank), a.rms_eps)));
+    }
+    __syncthreads();
+    int pieces = a.rank / 128;
+#pragma unroll 2
+    for (int p = warp; p < a.m.n * pieces; p += MM_WARPS) {
+        int r = p / pieces, at = p % pieces * 128;
+        const float *x = a.qa + (int64_t)r * a.rank + at;
+        float v[4], f = factor[r];
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+            v[e] = __fmul_rn(__fmul_rn(__ldcg(x + 32 * e + lane), f), a.qa_norm[at + 32 * e + lane]);
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+            warp_quantise32(a.qn.q32, r, at + 32 * e, v[e], lane);
+        if (a.qn.h.v) {
+            for (int e = 0; e < 4; e++)
+                v[e] = __fmul_rn(__fmul_rn(__ldcg(x + 4 * lane + e), f), a.qa_norm[at + 4 * lane + e]);
+            put_halves(a.qn.h, r, at, v, lane);
         }
     }
 }
 
 template <int CT, bool FAST>
-static __global__ void __launch_bounds__(MM_THREADS, FAST ? 2 : 1) phase_input(const __grid_constant__ input_args a)
+static __global__ void __launch_bounds__(MM_THREADS, FAST ? mm_resident(CT) : 2) phase_input(const __grid_constant__ input_args a)
 {
-    __shared__ mm_room<CT> room;
+    GPU_DYNAMIC_SMEM(mm_room<CT>, room);
     __shared__ int last;
     chain_next();
     if (blockIdx.x == 0) {
@@ -54,9 +67,9 @@ static __global__ void __launch_bounds__(MM_THREADS, FAST ? 2 : 1) phase_input(c
         hyper_comb(a.mix, a.m.n, a.iterations, a.hc_eps);
         return;
     }
-    int job = mm_block<CT, FAST>(a.m, (int)blockIdx.x - 1, &room);
+    int job = mm_block<CT, FAST>(a.m, (int)blockIdx.x - 1, room);
     if (job == 0 && last_block(a.counter, a.qa_blocks, &last))
-        finish_rank(a);
+        finish_rank(a, room->room);
 }
 
 void gpu_phase_input(gpu *g, const nrows &r, const be_block *w, const be_place *p, const block_room *k)
@@ -86,9 +99,10 @@ void gpu_phase_input(gpu *g, const nrows &r, const be_block *w, const be_place *
     int blocks = mm_plan(&a.m);
     a.qa_blocks = j[1].first;
     bool fast = mm_fast(&a.m);
-    auto *kernel = r.n <= 8 ? fast ? phase_input<1, true> : phase_input<1, false>
-                            : fast ? phase_input<2, true> : phase_input<2, false>;
-    GPU_CHAIN(g, kernel, blocks + 1, MM_THREADS, 0, a);
+    if (r.n <= 8)
+        mm_launch<mm_room<1>>(g, "phase_input", fast ? phase_input<1, true> : phase_input<1, false>, blocks + 1, a);
+    else
+        mm_launch<mm_room<2>>(g, "phase_input", fast ? phase_input<2, true> : phase_input<2, false>, blocks + 1, a);
 }
 
 /* One compressor of a layer. */
@@ -129,17 +143,6 @@ DEV void finish_kv_row(const query_args &a, int r, float *row, double *sums)
     }
 }
 
-/* Input of position p of a sequence, column c of its 2 w numbers: of this forward if one of its rows is there (the ring
- * is being written meanwhile), else from the ring. */
-DEV float window_value(const query_args &a, const pool_side &s, int own, int seq, int p, int w, int c)
-{
-    if (own < 0)
-        return ring_row(s.ring, seq, p)[c];
-    if (c < w)
-        return s.kv[(int64_t)own * w + c];
-    return __fadd_rn(s.gate[(int64_t)own * w + c - w], s.ape[(int64_t)(p % a.ratio) * w + c - w]);
-}
-
 DEV int own_row(const query_args &a, int seq, int p)
 {
     for (int i = 0; i < a.r.n; i++)
@@ -148,42 +151,58 @@ DEV int own_row(const query_args &a, int seq, int p)
     return -1;
 }
 
-/* compress.cu states the rule; the same sums. from: rows of this forward for each position of the window, or -1. */
-DEV float pool_value(const query_args &a, const pool_side &s, const int *from, int seq, int start, int first, int end,
-                     int k)
+/* Where the input of a window's position lies: its values, its gates (ape to be added unless it comes from the ring). */
+typedef struct window_row {
+    const float *kv, *gate, *ape;
+} window_row;
+
+DEV window_row find_row(const query_args &a, const pool_side &s, int seq, int p, int start)
 {
-    int w = s.ring.width / 2, d = s.out.width;
-    bool overlap = w == 2 * d;
-    float top = 0, sum = 0, acc = 0;
-    for (int p = first; p < end; p++) {
-        int lane = overlap && p >= start ? d : 0;
-        float z = window_value(a, s, from[p - first], seq, p, w, w + lane + k);
-        top = p == first || z > top ? z : top;
+    int w = s.ring.width / 2, own = own_row(a, seq, p), lane = w == 2 * s.out.width && p >= start ? s.out.width : 0;
+    if (own < 0) {
+        const float *x = ring_row(s.ring, seq, p) + lane;
+        return window_row{x, x + w, NULL};
     }
-    for (int p = first; p < end; p++) {
-        int lane = overlap && p >= start ? d : 0;
-        float e = expf(__fsub_rn(window_value(a, s, from[p - first], seq, p, w, w + lane + k), top));
+    return window_row{s.kv + (int64_t)own * w + lane, s.gate + (int64_t)own * w + lane,
+                      s.ape + (int64_t)(p % a.ratio) * w + lane};
+}
+
+/* Column k of a window; compress.cu states the rule, these are the same sums. */
+DEV float pool_value(const window_row *rows, int n, int k)
+{
+    float top = 0, sum = 0, acc = 0;
+#pragma unroll 8
+    for (int i = 0; i < n; i++) {
+        float z = rows[i].ape ? __fadd_rn(rows[i].gate[k], rows[i].ape[k]) : rows[i].gate[k];
+        top = i == 0 || z > top ? z : top;
+    }
+#pragma unroll 8
+    for (int i = 0; i < n; i++) {
+        float z = rows[i].ape ? __fadd_rn(rows[i].gate[k], rows[i].ape[k]) : rows[i].gate[k];
+        float e = expf(__fsub_rn(z, top));
         sum = __fadd_rn(sum, e);
-        acc = __fadd_rn(acc, __fmul_rn(e, window_value(a, s, from[p - first], seq, p, w, lane + k)));
+        acc = __fadd_rn(acc, __fmul_rn(e, rows[i].kv[k]));
     }
     return __fdiv_rn(acc, sum);
 }
 
 /* Stores row r's compressor input; pools the window that ends with it, if one does. */
-DEV void pool_row(const query_args &a, const pool_side &s, int r, float *row, int *from, double *sums)
+DEV void pool_row(const query_args &a, const pool_side &s, int r, float *row, window_row *rows, double *sums)
 {
     int w = s.ring.width / 2, d = s.out.width, pos = a.r.pos[r], seq = a.r.seq[r], at = pos / a.ratio;
     float *to = ring_row(s.ring, seq, pos);
-    for (int i = threadIdx.x; i < 2 * w; i += blockDim.x)
-        to[i] = window_value(a, s, r, seq, pos, w, i);
+    for (int i = threadIdx.x; i < w; i += blockDim.x) {
+        to[i] = s.kv[(int64_t)r * w + i];
+        to[w + i] = __fadd_rn(s.gate[(int64_t)r * w + i], s.ape[(int64_t)(pos % a.ratio) * w + i]);
+    }
     if ((pos + 1) % a.ratio)
         return;
     int start = at * a.ratio, first = w == 2 * d && at > 0 ? start - a.ratio : start, end = start + a.ratio;
     for (int i = threadIdx.x; i < end - first; i += blockDim.x)
-        from[i] = own_row(a, seq, first + i);
+        rows[i] = find_row(a, s, seq, first + i, start);
     __syncthreads();
     for (int k = threadIdx.x; k < d; k += blockDim.x)
-        row[k] = pool_value(a, s, from, seq, start, first, end, k);
+        row[k] = pool_value(rows, end - first, k);
     __syncthreads();
     row_norm(row, s.norm, d, a.eps, sums);
     row_rotate(row + d - a.rope, start, a.freq, a.rope / 2);
@@ -200,15 +219,14 @@ DEV void pool_row(const query_args &a, const pool_side &s, int r, float *row, in
 }
 
 template <int CT, bool FAST>
-static __global__ void __launch_bounds__(MM_THREADS, FAST ? 2 : 1) phase_query(const __grid_constant__ query_args a)
+static __global__ void __launch_bounds__(MM_THREADS, FAST ? mm_resident(CT) : 2) phase_query(const __grid_constant__ query_args a)
 {
-    __shared__ mm_room<CT> room;
+    GPU_DYNAMIC_SMEM(mm_room<CT>, room);
     __shared__ double sums[32];
-    __shared__ int from[128];
     int extra = a.r.n * (1 + a.sides), b = blockIdx.x;
     chain_next();
     if (b >= extra) {
-        mm_block<CT, FAST>(a.m, b - extra, &room);
+        mm_block<CT, FAST>(a.m, b - extra, room);
         return;
     }
     chain_wait();
@@ -216,9 +234,9 @@ static __global__ void __launch_bounds__(MM_THREADS, FAST ? 2 : 1) phase_query(c
     if (r >= rows_wanted(a.r))
         return;
     if (what == 0)
-        finish_kv_row(a, r, room.part, sums);
+        finish_kv_row(a, r, room->part, sums);
     else
-        pool_row(a, a.side[what - 1], r, room.part, from, sums);
+        pool_row(a, a.side[what - 1], r, room->part, reinterpret_cast<window_row *>(room->ring), sums);
 }
 
 void gpu_phase_query(gpu *g, const nrows &r, const be_block *w, const be_place *p, const block_room *k)
@@ -243,7 +261,8 @@ void gpu_phase_query(gpu *g, const nrows &r, const be_block *w, const be_place *
     a.sim_kv = p->sim_kv, a.sim_index = p->sim_index;
     int blocks = mm_plan(&a.m) + r.n * (1 + a.sides);
     bool fast = mm_fast(&a.m);
-    auto *kernel = r.n <= 8 ? fast ? phase_query<1, true> : phase_query<1, false>
-                            : fast ? phase_query<2, true> : phase_query<2, false>;
-    GPU_CHAIN(g, kernel, blocks, MM_THREADS, 0, a);
+    if (r.n <= 8)
+        mm_launch<mm_room<1>>(g, "phase_query", fast ? phase_query<1, true> : phase_query<1, false>, blocks, a);
+    else
+        mm_launch<mm_room<2>>(g, "phase_query", fast ? phase_query<2, true> : phase_query<2, false>, blocks, a);
 }

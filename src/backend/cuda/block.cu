@@ -59,7 +59,7 @@ static void cut_room(const be_dims *m, int rank, size_t part, block_room *k, cut
     const size_t n = BE_NARROW, visits = n * (size_t)m->used;
     k->mix = take_floats(c, GPU_MAX_ROWS, 24);
     k->out = take_floats(c, GPU_MAX_ROWS, (size_t)m->d);
-    k->counters = (int *)take(c, (COUNT_HIDDEN + visits * (size_t)(m->ff / 256 + 1)) * sizeof(int));
+    k->counters = (int *)take(c, (COUNT_SHARED + (visits + 1) * (size_t)(m->ff / 32)) * sizeof(int));
     k->part = (float *)take(c, part);
     k->x = take_forms(c, n, m->d);
     k->qn = take_forms(c, n, rank);
@@ -82,6 +82,7 @@ static void cut_room(const be_dims *m, int rank, size_t part, block_room *k, cut
     k->hidden = take_floats(c, visits, (size_t)m->ff);
     k->mid = take_rows(c, visits, m->ff, 32); /* room for either group: scales for 32, sums for 256 */
     k->mid.sum = (int16_t *)take(c, visits * (size_t)(m->ff / 16) * sizeof(int16_t));
+    k->shidden = take_floats(c, n, (size_t)m->ff);
     k->smid = take_rows(c, n, m->ff, 32);
 }
 

@@ -25,12 +25,12 @@ typedef struct block_room {
     float *logits, *weights; /* router [n][E]; [n][used] */
     int32_t *ids;       /* [n][used] */
     visit_groups *groups;
-    float *hidden;      /* [visits][F] */
+    float *hidden, *shidden; /* [visits][F], [n][F] */
     qrows mid, smid;    /* quantised: routed by visit, shared by row */
     int *counters;      /* zero between launches */
 } block_room;
 
-enum { COUNT_QA = 0, COUNT_ROUTER = 1, COUNT_HIDDEN = 8 /* [groups][F / 256] */ };
+enum { COUNT_QA = 0, COUNT_ROUTER = 1, COUNT_SHARED = 8 /* [F / 32] */ };
 
 /* True in every thread of the last of `blocks` blocks that come here; what they wrote before is then visible. The
  * counter is zero again afterwards. Called by all threads. */
@@ -59,12 +59,10 @@ void gpu_hyper(gpu *g, const nrows &r, float *streams, const be_hc *hc, const fl
                float *part, const mm_forms *f);
 void gpu_hyper_head(gpu *g, int n, float *streams, const be_hc *hc, const float *norm, const float *out,
                     const float *mix, float *part, float *y, float *x);
-/* Sinkhorn on mix[row][8..23], warp `warp` of the block takes row `warp`. */
-DEV void hyper_comb(float *mix, int n, int iterations, float eps)
+/* Sinkhorn on mix[row][8..23] by a warp. */
+DEV void row_comb(float *mix, int r, int iterations, float eps)
 {
-    int r = threadIdx.x / 32, lane = threadIdx.x % 32;
-    if (r >= n)
-        return;
+    int lane = threadIdx.x % 32;
     float *m = mix + r * 24 + 8;
     float v = lane < 16 ? m[lane] : 0.0f, top = fmaxf(v, __shfl_xor_sync(FULL_WARP, v, 1)), sum;
     top = fmaxf(top, __shfl_xor_sync(FULL_WARP, top, 2));
@@ -77,6 +75,13 @@ DEV void hyper_comb(float *mix, int n, int iterations, float eps)
     }
     if (lane < 16)
         m[lane] = v;
+}
+
+/* The same on all rows by a block. */
+DEV void hyper_comb(float *mix, int n, int iterations, float eps)
+{
+    for (int r = threadIdx.x / 32; r < n; r += MM_WARPS)
+        row_comb(mix, r, iterations, eps);
 }
 
 /* --- phases --- */

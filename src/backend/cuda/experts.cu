@@ -2,16 +2,16 @@
  *
  *   phase_route   blocks: Sinkhorn of the connection | router logits; the last of these chooses experts for every row and
  *                 groups the visits by expert | gate and up of the shared expert, SwiGLU, int8
- *   gate_up       block (32 hidden numbers, group): gate and up of a routed expert for all its visits, SwiGLU; the last
- *                 block of 256 numbers quantises them where scales are per 256
+ *   gate_up       block (16 hidden numbers, group): gate and up of a routed expert for all its visits, SwiGLU; the last
+ *                 block of the numbers that share a scale quantises them
  *   down          block (16 outputs): every group's down product and the shared expert's, added in slot order, then the
  *                 shared expert
  *
- * Half the warps of a block make gate, half up: warp = 8 up + 4 tile + split. */
+ * Half the warps of a block make gate, half up: warp = 4 up + split. */
 #include "backend/cuda/block.cuh"
 #include "backend/cuda/mm_block.cuh"
 
-enum { HID_TILES = 2, HID_SPLITS = 4, HID_OUT = HID_TILES * TILE_ROWS, DOWN_SPLITS = 2, SHARED_SPLITS = 4, MOST_USED = 8 };
+enum { HID_SPLITS = MM_WARPS / 2, DOWN_SPLITS = 2, SHARED_SPLITS = 4, MOST_USED = 8 };
 
 DEV float swiglu(float g, float u, float clamp)
 {
@@ -37,23 +37,11 @@ DEV void visit_columns(colset<CT> &c, const qrows &x, const int *list, int count
         }
 }
 
-/* A warp's part of gate or up; loads are issued before the wait if `early`. */
-template <uint32_t T, int CT>
-DEV void half_product(const tiled &w, const uint8_t *base, int tile, const mm_input &x, const colset<CT> &c, int lane,
-                      int split, float (&acc)[CT][4])
+/* silu(gate) * up of number e of the block's tile; its row and column. */
+template <int CT> DEV float hidden_number(const float *part, int e, float clamp, int *row, int *col)
 {
-    int from = w.chunks * split / HID_SPLITS, count = w.chunks * (split + 1) / HID_SPLITS - from;
-    const uint8_t *p = base + (int64_t)tile * w.bytes + (int64_t)from * tile_chunk_bytes(T);
-    share<T, CT> s;
-    s.load(p, count, lane);
-    s.run(p, from, count, x, c, lane, acc);
-}
-
-/* silu(gate) * up of number e of a tile; its row and column. */
-template <int CT> DEV float hidden_number(const float *part, int tile, int e, float clamp, int *row, int *col)
-{
-    float g = sum_parts<CT>(part, HID_SPLITS * tile, HID_SPLITS, e, row, col);
-    float u = sum_parts<CT>(part, MM_WARPS / 2 + HID_SPLITS * tile, HID_SPLITS, e, row, col);
+    float g = sum_parts<CT>(part, 0, HID_SPLITS, e, row, col);
+    float u = sum_parts<CT>(part, HID_SPLITS, HID_SPLITS, e, row, col);
     return swiglu(g, u, clamp);
 }
 
@@ -155,39 +143,41 @@ typedef struct router_args {
     bool bytes;     /* the router is Q8_0 */
     mm_input x32;   /* input of the shared expert */
     tiled gate, up; /* shared */
+    float *shidden; /* [n][ff] */
     qrows smid;
     choose_args c;
     float *mix;
-    int *counter;
-    int router_blocks, iterations;
+    int *counter, *counters; /* of the router; of the shared expert's 32 */
+    int router_blocks, iterations, ff;
     float hc_eps, clamp;
 } router_args;
 
-/* 32 hidden numbers of the shared expert for every row. */
-template <int CT> DEV void shared_hidden(const router_args &a, int block, mm_room<CT> *s)
+/* 16 hidden numbers of the shared expert for every row; the second block of 32 quantises them. */
+template <int CT> DEV void shared_hidden(const router_args &a, int block, mm_room<CT> *s, int *last)
 {
-    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const tiled &w = warp < MM_WARPS / 2 ? a.gate : a.up;
-    int tile = HID_TILES * block + warp / HID_SPLITS % HID_TILES, split = warp % HID_SPLITS;
+    using S = stream<Q_Q8_0, CT>;
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, split = warp % HID_SPLITS;
+    const tiled &w = warp < HID_SPLITS ? a.gate : a.up;
     int from = w.chunks * split / HID_SPLITS, count = w.chunks * (split + 1) / HID_SPLITS - from;
-    const uint8_t *p = w.p + (int64_t)tile * w.bytes + (int64_t)from * tile_chunk_bytes(Q_Q8_0);
+    const uint8_t *p = w.p + (int64_t)block * w.bytes + (int64_t)from * tile_chunk_bytes(Q_Q8_0);
     float acc[CT][4] = {};
-    share<Q_Q8_0, CT> k;
     colset<CT> c;
-    k.load(p, count, lane);
+    S::load(s->ring[warp], p, count, lane);
     chain_wait();
     visit_columns<CT>(c, a.x32.q, NULL, a.m.n, 1, lane);
-    k.run(p, from, count, a.x32, c, lane, acc);
+    S::run(s->ring[warp], p, from, count, a.x32, c, lane, acc);
     put_part<CT>(s->part, warp, lane, acc);
     __syncthreads();
-    for (int v = threadIdx.x; v < HID_TILES * CT * 128; v += MM_THREADS) {
-        int row, col, t = v / (CT * 128);
-        float h = hidden_number<CT>(s->part, t, v % (CT * 128), a.clamp, &row, &col);
-        s->room[col * 33 + TILE_ROWS * t + row] = h;
+    for (int v = threadIdx.x; v < CT * 128; v += MM_THREADS) {
+        int row, col;
+        float h = hidden_number<CT>(s->part, v, a.clamp, &row, &col);
+        if (col < a.m.n)
+            a.shidden[(int64_t)col * a.ff + TILE_ROWS * block + row] = h;
     }
-    __syncthreads();
-    if (warp < a.m.n)
-        warp_quantise32(a.smid, warp, HID_OUT * block, s->room[warp * 33 + lane], lane);
+    if (!last_block(a.counters + block / 2, 2, last))
+        return;
+    for (int r = warp; r < a.m.n; r += MM_WARPS)
+        warp_quantise32(a.smid, r, block / 2 * 32, __ldcg(a.shidden + (int64_t)r * a.ff + block / 2 * 32 + lane), lane);
 }
 
 template <int CT> DEV void router_block(const router_args &a, int block, mm_room<CT> *s, int *last, int (*ids)[2])
@@ -199,34 +189,34 @@ template <int CT> DEV void router_block(const router_args &a, int block, mm_room
     if (tile >= j.w.tiles)
         chain_wait();
     else if (a.bytes)
-        mm_share<Q_Q8_0, CT, true>(j, tile, warp % j.splits, a.m.n, lane, acc);
+        mm_share<Q_Q8_0, CT, true>(j, tile, warp % j.splits, a.m.n, lane, s->ring[warp], acc);
     else
-        mm_share<Q_F16, CT>(j, tile, warp % j.splits, a.m.n, lane, acc);
+        mm_share<Q_F16, CT>(j, tile, warp % j.splits, a.m.n, lane, s->ring[warp], acc);
     put_part<CT>(s->part, warp, lane, acc);
     __syncthreads();
     mm_store<CT>(j, tile0, a.m.n, s->part);
     if (!last_block(a.counter, a.router_blocks, last))
         return;
     int wanted = rows_wanted(a.c.r), *id = &ids[0][0], *first = id + BLOCK_VISITS;
-    if (warp < wanted)
-        choose_experts(a.c, warp, s->part + warp * BLOCK_EXPERTS, id + warp * a.c.used, lane);
+    for (int r = warp; r < wanted; r += MM_WARPS)
+        choose_experts(a.c, r, reinterpret_cast<float *>(s->ring[warp]), id + r * a.c.used, lane);
     __syncthreads();
     make_groups(a.c.groups, id, wanted * a.c.used, first);
 }
 
 template <int CT> static __global__ void __launch_bounds__(MM_THREADS, 2) phase_route(const __grid_constant__ router_args a)
 {
-    __shared__ mm_room<CT> room;
+    GPU_DYNAMIC_SMEM(mm_room<CT>, room);
     __shared__ int last, ids[BLOCK_VISITS][2];
     int b = (int)blockIdx.x;
     chain_next();
     if (b < a.router_blocks) {
-        router_block<CT>(a, b, &room, &last, ids);
+        router_block<CT>(a, b, room, &last, ids);
     } else if (b == a.router_blocks) {
         chain_wait();
         hyper_comb(a.mix, a.m.n, a.iterations, a.hc_eps);
     } else {
-        shared_hidden<CT>(a, b - a.router_blocks - 1, &room);
+        shared_hidden<CT>(a, b - a.router_blocks - 1, room, &last);
     }
 }
 
@@ -243,17 +233,18 @@ void gpu_phase_route(gpu *g, const nrows &r, const be_block *w, const be_place *
     a.router_blocks = mm_plan(&a.m);
     a.x32.q = k->x.q32;
     a.gate = gpu_tiled(&w->gate_sh), a.up = gpu_tiled(&w->up_sh);
-    a.smid = k->smid;
+    a.shidden = k->shidden, a.smid = k->smid, a.ff = m->ff;
+    a.counters = k->counters + COUNT_SHARED;
     a.c = choose_args{r,       k->logits,      w->router_bias, w->tid2eid,        k->ids, k->weights, m->route_scale,
                       k->groups, (int)m->experts, (int)m->used,   (int)m->vocab, g->fault};
     a.mix = k->mix;
     a.counter = k->counters + COUNT_ROUTER;
     a.iterations = m->sinkhorn, a.hc_eps = m->hc_eps, a.clamp = p->sclamp;
-    int blocks = a.router_blocks + 1 + m->ff / HID_OUT;
+    int blocks = a.router_blocks + 1 + m->ff / TILE_ROWS;
     if (r.n <= 8)
-        GPU_CHAIN(g, phase_route<1>, blocks, MM_THREADS, 0, a);
+        mm_launch<mm_room<1>>(g, "phase_route", phase_route<1>, blocks, a);
     else
-        GPU_CHAIN(g, phase_route<2>, blocks, MM_THREADS, 0, a);
+        mm_launch<mm_room<2>>(g, "phase_route", phase_route<2>, blocks, a);
 }
 
 /* --- routed gate and up --- */
@@ -270,67 +261,66 @@ typedef struct gate_args {
     float clamp;
 } gate_args;
 
-/* Numbers [at, at + 256) of the group's visits, written by several blocks. */
+/* Numbers that share a scale, from `at` on, of the group's visits; several blocks wrote them. */
 DEV void quantise_visits(const gate_args &a, const int *list, int count, int at)
 {
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    if (warp >= count)
-        return;
-    float v[8];
+    for (int k = warp; k < count; k += MM_WARPS) {
+        const float *x = a.hidden + (int64_t)list[k] * a.ff + at + lane;
+        if (a.mid.group == 32) {
+            warp_quantise32(a.mid, list[k], at, __ldcg(x), lane);
+            continue;
+        }
+        float v[8];
 #pragma unroll
-    for (int i = 0; i < 8; i++)
-        v[i] = __ldcg(a.hidden + (int64_t)list[warp] * a.ff + at + 32 * i + lane);
-    warp_quantise256(a.mid, list[warp], at, v, lane);
+        for (int i = 0; i < 8; i++)
+            v[i] = __ldcg(x + 32 * i);
+        warp_quantise256(a.mid, list[k], at, v, lane);
+    }
 }
 
 template <uint32_t T, int CT>
-static __global__ void __launch_bounds__(MM_THREADS, 2) gate_up(const __grid_constant__ gate_args a)
+static __global__ void __launch_bounds__(MM_THREADS, mm_resident(CT)) gate_up(const __grid_constant__ gate_args a)
 {
-    __shared__ mm_room<CT> s;
+    using S = stream<T, CT>;
+    GPU_DYNAMIC_SMEM(mm_room<CT>, s);
     __shared__ int last;
-    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, i = blockIdx.y, at = HID_OUT * (int)blockIdx.x;
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, i = blockIdx.y, tile = blockIdx.x, split = warp % HID_SPLITS;
     chain_next();
     chain_wait();
     if (i >= a.groups->count)
         return;
     const int *list = a.groups->visit + a.groups->start[i];
-    int count = a.groups->start[i + 1] - a.groups->start[i], expert = a.groups->expert[i];
-    const tiled &w = warp < MM_WARPS / 2 ? a.gate : a.up;
+    int count = a.groups->start[i + 1] - a.groups->start[i];
+    const tiled &w = warp < HID_SPLITS ? a.gate : a.up;
+    int from = w.chunks * split / HID_SPLITS, chunks = w.chunks * (split + 1) / HID_SPLITS - from;
+    const uint8_t *p = w.p + a.groups->expert[i] * w.slice + (int64_t)tile * w.bytes + from * tile_chunk_bytes(T);
     float acc[CT][4] = {};
     colset<CT> c;
+    S::load(s->ring[warp], p, chunks, lane);
     visit_columns<CT>(c, a.x.q, list, count, a.used, lane);
-    half_product<T, CT>(w, w.p + expert * w.slice, HID_TILES * (int)blockIdx.x + warp / HID_SPLITS % HID_TILES, a.x, c,
-                        lane, warp % HID_SPLITS, acc);
-    put_part<CT>(s.part, warp, lane, acc);
+    S::run(s->ring[warp], p, from, chunks, a.x, c, lane, acc);
+    put_part<CT>(s->part, warp, lane, acc);
     __syncthreads();
-    for (int v = threadIdx.x; v < HID_TILES * CT * 128; v += MM_THREADS) {
-        int row, col, t = v / (CT * 128);
-        float h = hidden_number<CT>(s.part, t, v % (CT * 128), a.clamp, &row, &col);
-        if (col < count) {
-            h = __fmul_rn(h, a.weights[list[col]]);
-            a.hidden[(int64_t)list[col] * a.ff + at + TILE_ROWS * t + row] = h;
-            s.room[col * 33 + TILE_ROWS * t + row] = h;
-        }
+    for (int v = threadIdx.x; v < CT * 128; v += MM_THREADS) {
+        int row, col;
+        float h = hidden_number<CT>(s->part, v, a.clamp, &row, &col);
+        if (col < count)
+            a.hidden[(int64_t)list[col] * a.ff + TILE_ROWS * tile + row] = __fmul_rn(h, a.weights[list[col]]);
     }
-    if (a.mid.group == 32) {
-        __syncthreads();
-        if (warp < count)
-            warp_quantise32(a.mid, list[warp], at, s.room[warp * 33 + lane], lane);
-        return;
-    }
-    if (last_block(a.counters + COUNT_HIDDEN + i * (a.ff / 256) + at / 256, 256 / HID_OUT, &last))
-        quantise_visits(a, list, count, at / 256 * 256);
+    int group = a.mid.group, at = TILE_ROWS * tile / group;
+    if (last_block(a.counters + i * (a.ff / group) + at, group / TILE_ROWS, &last))
+        quantise_visits(a, list, count, at * group);
 }
 
 template <int CT> static void launch_gate_up(gpu *g, const gate_args &a, int most)
 {
-    dim3 grid(a.ff / HID_OUT, most);
     auto *kernel = a.gate.type == Q_IQ2_XXS ? gate_up<Q_IQ2_XXS, CT>
                    : a.gate.type == Q_Q2_K  ? gate_up<Q_Q2_K, CT>
                    : a.gate.type == Q_Q4_K  ? gate_up<Q_Q4_K, CT>
                    : a.gate.type == Q_MXFP4 ? gate_up<Q_MXFP4, CT>
                                             : gate_up<Q_Q8_0, CT>;
-    GPU_CHAIN(g, kernel, grid, MM_THREADS, 0, a);
+    mm_launch<mm_room<CT>>(g, "gate_up", kernel, dim3(a.ff / TILE_ROWS, most), a);
 }
 
 /* --- down --- */
@@ -345,6 +335,7 @@ typedef struct down_args {
 } down_args;
 
 template <int CT> struct down_room {
+    alignas(16) uint8_t ring[MM_WARPS][MM_RING];
     float routed[8 * CT * MOST_USED][DOWN_SPLITS][TILE_ROWS];
     float shared[SHARED_SPLITS][8 * CT][TILE_ROWS];
 };
@@ -358,11 +349,11 @@ template <uint32_t T, int CT> DEV void down_unit(const down_args &a, int unit, i
     const uint8_t *p = a.down.p + a.groups->expert[i] * a.down.slice + (int64_t)tile * a.down.bytes +
                        (int64_t)from * tile_chunk_bytes(T);
     float acc[CT][4] = {};
-    share<T, CT> k;
+    uint8_t *ring = s->ring[threadIdx.x / 32];
     colset<CT> c;
-    k.load(p, chunks, lane);
+    stream<T, CT>::load(ring, p, chunks, lane);
     visit_columns<CT>(c, a.mid.q, list, count, 1, lane);
-    k.run(p, from, chunks, a.mid, c, lane, acc);
+    stream<T, CT>::run(ring, p, from, chunks, a.mid, c, lane, acc);
 #pragma unroll
     for (int ct = 0; ct < CT; ct++)
 #pragma unroll
@@ -374,45 +365,45 @@ template <uint32_t T, int CT> DEV void down_unit(const down_args &a, int unit, i
 }
 
 template <uint32_t T, int CT>
-static __global__ void __launch_bounds__(MM_THREADS, 2) down_rows(const __grid_constant__ down_args a)
+static __global__ void __launch_bounds__(MM_THREADS, mm_resident(CT)) down_rows(const __grid_constant__ down_args a)
 {
-    __shared__ down_room<CT> s;
+    using S = stream<Q_Q8_0, CT>;
+    GPU_DYNAMIC_SMEM(down_room<CT>, s);
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, tile = blockIdx.x;
     chain_next();
     if (warp < SHARED_SPLITS) {
         int from = a.sdown.chunks * warp / SHARED_SPLITS, count = a.sdown.chunks * (warp + 1) / SHARED_SPLITS - from;
         const uint8_t *p = a.sdown.p + (int64_t)tile * a.sdown.bytes + (int64_t)from * tile_chunk_bytes(Q_Q8_0);
         float acc[CT][4] = {};
-        share<Q_Q8_0, CT> k;
         colset<CT> c;
-        k.load(p, count, lane);
+        S::load(s->ring[warp], p, count, lane);
         chain_wait();
         visit_columns<CT>(c, a.smid.q, NULL, a.r.n, 1, lane);
-        k.run(p, from, count, a.smid, c, lane, acc);
+        S::run(s->ring[warp], p, from, count, a.smid, c, lane, acc);
 #pragma unroll
         for (int ct = 0; ct < CT; ct++)
 #pragma unroll
             for (int e = 0; e < 4; e++)
-                s.shared[warp][8 * ct + acc_col(lane, e)][acc_row(lane, e)] = acc[ct][e];
+                s->shared[warp][8 * ct + acc_col(lane, e)][acc_row(lane, e)] = acc[ct][e];
     } else {
         chain_wait();
     }
     int units = DOWN_SPLITS * a.groups->count, wanted = rows_wanted(a.r);
     for (int u = (warp + MM_WARPS - SHARED_SPLITS) % MM_WARPS; u < units; u += MM_WARPS)
-        down_unit<T, CT>(a, u, tile, lane, &s);
+        down_unit<T, CT>(a, u, tile, lane, s);
     __syncthreads();
     for (int v = threadIdx.x; v < TILE_ROWS * a.r.n; v += MM_THREADS) {
         int o = v % TILE_ROWS, r = v / TILE_ROWS;
-        float sum = 0, last = s.shared[0][r][o];
+        float sum = 0, last = s->shared[0][r][o];
         for (int k = 0; k < a.used && r < wanted; k++) {
-            const float *p = &s.routed[r * a.used + k][0][0];
+            const float *p = &s->routed[r * a.used + k][0][0];
             float y = p[o];
             for (int h = 1; h < DOWN_SPLITS; h++)
                 y = __fadd_rn(y, p[h * TILE_ROWS + o]);
             sum = k ? __fadd_rn(sum, y) : y;
         }
         for (int h = 1; h < SHARED_SPLITS; h++)
-            last = __fadd_rn(last, s.shared[h][r][o]);
+            last = __fadd_rn(last, s->shared[h][r][o]);
         a.out[(int64_t)r * a.d + TILE_ROWS * tile + o] = __fadd_rn(sum, last);
     }
 }
@@ -424,7 +415,7 @@ template <int CT> static void launch_down(gpu *g, const down_args &a)
                    : a.down.type == Q_MXFP4   ? down_rows<Q_MXFP4, CT>
                    : a.down.type == Q_IQ2_XXS ? down_rows<Q_IQ2_XXS, CT>
                                               : down_rows<Q_Q8_0, CT>;
-    GPU_CHAIN(g, kernel, a.down.tiles, MM_THREADS, 0, a);
+    mm_launch<down_room<CT>>(g, "down_rows", kernel, a.down.tiles, a);
 }
 
 void gpu_phase_experts(gpu *g, const nrows &r, const be_block *w, const be_place *p, const block_room *k)
@@ -434,7 +425,8 @@ void gpu_phase_experts(gpu *g, const nrows &r, const be_block *w, const be_place
     gate_args a = {};
     a.gate = gpu_tiled(&w->gate_exps), a.up = gpu_tiled(&w->up_exps);
     a.x.q = unit_group(w->gate_exps.type) == 32 ? k->x.q32 : k->x.q256;
-    a.groups = k->groups, a.weights = k->weights, a.hidden = k->hidden, a.mid = k->mid, a.counters = k->counters;
+    a.groups = k->groups, a.weights = k->weights, a.hidden = k->hidden, a.mid = k->mid;
+    a.counters = k->counters + COUNT_SHARED + m->ff / 32;
     a.used = m->used, a.ff = m->ff, a.clamp = p->clamp;
     down_args d = {};
     d.r = r;

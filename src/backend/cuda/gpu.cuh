@@ -37,6 +37,7 @@ enum {
     GPU_MAX_USED = 16, /* experts of a token */
     GPU_MAX_EXPERTS = 1024,
     GPU_STAGES = 2, /* pinned staging buffers */
+    GPU_RAISED = 64, /* kernels with more shared memory than the default limit */
     GPU_STEPS = 64, /* captured steps kept */
 };
 
@@ -64,9 +65,6 @@ typedef struct gpu_buf {
     void *p;
     size_t bytes;
 } gpu_buf;
-
-/* Kernels that need more shared memory than smem_limit. */
-enum gpu_raised { GPU_RAISE_ATTEND };
 
 /* First fault seen by a kernel (an id out of range). */
 enum gpu_fault_kind { FAULT_NONE = 0, FAULT_TOKEN, FAULT_EXPERT, FAULT_MARKOV };
@@ -102,7 +100,7 @@ typedef struct gpu {
     bool chains;       /* the device has programmatic dependent launch */
     size_t smem_limit; /* bytes of dynamic shared memory that a block may have */
     size_t smem_most;  /* the same for kernels that gpu_raise_smem was called for */
-    unsigned raised;   /* these kernels: bit of enum gpu_raised */
+    const void *raised[GPU_RAISED]; /* these kernels */
     gpu_block *blocks;
     gpu_buf scratch[G_COUNT];
     char *ring; /* pinned: small uploads in flight */
@@ -163,12 +161,16 @@ static inline void gpu_launch(gpu *g, const char *name, const char *file, int li
 
 /* Lets a kernel have `bytes` of dynamic shared memory; false after a failure. */
 template <class... P>
-static inline bool gpu_raise_smem(gpu *g, enum gpu_raised which, void (*kernel)(P...), size_t bytes)
+static inline bool gpu_raise_smem(gpu *g, void (*kernel)(P...), size_t bytes)
 {
-    if (!gpu_ok(g) || g->raised & 1u << which)
+    const void *k = reinterpret_cast<const void *>(kernel);
+    int i = 0;
+    while (i < GPU_RAISED - 1 && g->raised[i] && g->raised[i] != k)
+        i++;
+    if (!gpu_ok(g) || g->raised[i] == k)
         return gpu_ok(g);
     if (GPU_CHECK(g, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes)))
-        g->raised |= 1u << which;
+        g->raised[i] = k;
     return gpu_ok(g);
 }
 

@@ -105,25 +105,32 @@ typedef struct hmix_args {
 
 DEV float logistic(float v) { return __fdiv_rn(1.0f, __fadd_rn(1.0f, expf(-v))); }
 
-/* Sums of the parts into tot[34]. */
-DEV void add_parts(const hmix_args &a, int r, float *tot)
+enum { PART_LANES = 7 }; /* threads that share the parts of one sum */
+
+/* Sums of the parts into tot[]; thread (l, o) takes blocks l, l + 7, ... */
+DEV void add_parts(const hmix_args &a, int r, float (*room)[PART_WIDTH], float *tot)
 {
-    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const float *part = a.part + (int64_t)r * a.blocks * PART_WIDTH;
-    for (int o = warp; o < GRAM + 10; o += 8) {
-        if (o >= a.outputs && o < GRAM)
-            continue;
+    int t = threadIdx.x, o = t % PART_WIDTH, l = t / PART_WIDTH;
+    const float *part = a.part + (int64_t)r * a.blocks * PART_WIDTH + o;
+    if (l < PART_LANES) {
         float sum = 0;
-        for (int b = lane; b < a.blocks; b += 32)
-            sum = __fadd_rn(sum, part[b * PART_WIDTH + o]);
-        sum = warp_sum(sum);
-        if (lane == 0)
-            tot[o] = sum;
+#pragma unroll 10
+        for (int b = l; b < a.blocks; b += PART_LANES)
+            sum = __fadd_rn(sum, part[b * PART_WIDTH]);
+        room[l][o] = sum;
     }
+    __syncthreads();
+    if (t < PART_WIDTH) {
+        float sum = room[0][t];
+        for (int i = 1; i < PART_LANES; i++)
+            sum = __fadd_rn(sum, room[i][t]);
+        tot[t] = sum;
+    }
+    __syncthreads();
 }
 
-/* pre[] and the factor of the norm. */
-DEV void mix_factors(const hmix_args &a, int r, const float *tot, float *pre, float *factor)
+/* pre[]; returns the factor of the norm. */
+DEV float mix_factors(const hmix_args &a, int r, const float *tot, float *pre)
 {
     const float *gram = tot + GRAM;
     float square = __fadd_rn(__fadd_rn(gram[0], gram[4]), __fadd_rn(gram[7], gram[9]));
@@ -138,22 +145,21 @@ DEV void mix_factors(const hmix_args &a, int r, const float *tot, float *pre, fl
             a.mix[r * GRAM + t] = v;
     }
     __syncthreads();
-    if (t == 0) {
-        float sum = 0;
-        int p = 0;
-        for (int i = 0; i < 4; i++)
-            for (int j = i; j < 4; j++, p++)
-                sum = __fmaf_rn(i == j ? __fmul_rn(pre[i], pre[j]) : 2.0f * __fmul_rn(pre[i], pre[j]), gram[p], sum);
-        sum = sum > 0 ? sum : sum == sum ? 0.0f : sum;
-        *factor = __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(__fdiv_rn(sum, (float)a.d), a.rms_eps)));
-    }
-    __syncthreads();
+    float sum = 0;
+    int p = 0;
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+#pragma unroll
+        for (int j = i; j < 4; j++, p++)
+            sum = __fmaf_rn(i == j ? __fmul_rn(pre[i], pre[j]) : 2.0f * __fmul_rn(pre[i], pre[j]), gram[p], sum);
+    sum = sum > 0 ? sum : sum == sum ? 0.0f : sum;
+    return __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(__fdiv_rn(sum, (float)a.d), a.rms_eps)));
 }
 
 /* Block (256 columns, row), a thread for each column. */
 static __global__ void __launch_bounds__(256) hyper_mix(const hmix_args a)
 {
-    __shared__ float tot[GRAM + 10], pre[4], factor, x[256];
+    __shared__ float tot[PART_WIDTH], room[PART_LANES][PART_WIDTH], pre[4], x[256];
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, r = blockIdx.y, at = 256 * (int)blockIdx.x;
     int i = at + (int)threadIdx.x;
     float norm = a.norm[i];
@@ -164,9 +170,8 @@ static __global__ void __launch_bounds__(256) hyper_mix(const hmix_args a)
 #pragma unroll
     for (int k = 0; k < 4; k++)
         v[k] = s[(int64_t)k * a.d];
-    add_parts(a, r, tot);
-    __syncthreads();
-    mix_factors(a, r, tot, pre, &factor);
+    add_parts(a, r, room, tot);
+    float factor = mix_factors(a, r, tot, pre);
     float y = 0;
 #pragma unroll
     for (int k = 0; k < 4; k++)

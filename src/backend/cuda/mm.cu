@@ -61,16 +61,16 @@ mm_job mm_plain(const be_weight *w, const mm_forms *x, float *y, int ldy)
 
 /* FAST: the types of the published trunk's dense matrices; the others need more registers. */
 template <int CT, bool FAST>
-static __global__ void __launch_bounds__(MM_THREADS, FAST ? 2 : 1) mm_products(const __grid_constant__ mm_args a)
+static __global__ void __launch_bounds__(MM_THREADS, FAST ? mm_resident(CT) : 2) mm_products(const __grid_constant__ mm_args a)
 {
-    __shared__ mm_room<CT> room;
+    GPU_DYNAMIC_SMEM(mm_room<CT>, room);
     chain_next();
     if (a.when) {
         chain_wait();
         if (!*a.when)
             return;
     }
-    mm_block<CT, FAST>(a, (int)blockIdx.x, &room);
+    mm_block<CT, FAST>(a, (int)blockIdx.x, room);
 }
 
 void gpu_products(gpu *g, mm_args *a)
@@ -78,9 +78,10 @@ void gpu_products(gpu *g, mm_args *a)
     int blocks = mm_plan(a);
     bool fast = mm_fast(a);
     a->when = g->when;
-    auto *kernel = a->n <= 8 ? fast ? mm_products<1, true> : mm_products<1, false>
-                             : fast ? mm_products<2, true> : mm_products<2, false>;
-    GPU_CHAIN(g, kernel, blocks, MM_THREADS, 0, *a);
+    if (a->n <= 8)
+        mm_launch<mm_room<1>>(g, "mm_products", fast ? mm_products<1, true> : mm_products<1, false>, blocks, *a);
+    else
+        mm_launch<mm_room<2>>(g, "mm_products", fast ? mm_products<2, true> : mm_products<2, false>, blocks, *a);
 }
 
 /* --- inputs --- */

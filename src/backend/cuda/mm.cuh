@@ -4,8 +4,13 @@
  * chunk int8 products are exact integers. Column c of column tile ct is activation row 8 ct + c; unused columns repeat
  * the last one and are not stored.
  *
- *   chunk<T>   what a lane loads of a chunk (issued well before it is used)
- *   colset     where the lane's columns are */
+ * A warp streams its chunks through a ring of its own in shared memory, filled by asynchronous copies that begin before
+ * the launch waits for the one before it.
+ *
+ *   colset     where the lane's columns are
+ *   xpart<T>   what a lane needs of the columns for a chunk, loaded one chunk ahead
+ *   chunk<T>   what a lane needs of a chunk, from the ring
+ *   stream<T>  the ring and the loop over chunks */
 #ifndef DS4_BACKEND_CUDA_MM_CUH
 #define DS4_BACKEND_CUDA_MM_CUH
 
@@ -74,18 +79,18 @@ template <uint32_t T> struct chunk {};
 
 template <> struct chunk<Q_Q8_0> {
     uint4 q[4];
-    uint32_t d;
+    alignas(16) uint32_t d[4]; /* by block: rows g, g + 8 */
 };
 template <> struct chunk<Q_F16> {
     uint4 q[4];
 };
 template <> struct chunk<Q_MXFP4> {
     uint4 q[2];
-    uint32_t d;
+    alignas(8) uint32_t d[2]; /* two blocks each */
 };
 template <> struct chunk<Q_Q4_K> {
     uint4 q[4];
-    uint2 s;
+    alignas(16) uint32_t s[8]; /* two blocks each: row g, row g + 8 */
     uint32_t d[2];
 };
 template <> struct chunk<Q_Q2_K> {
@@ -97,41 +102,32 @@ template <> struct chunk<Q_IQ2_XXS> {
     uint32_t s[2], d[2];
 };
 
-DEV uint32_t ldw(const uint8_t *p)
-{
-#if defined(__CUDA_ARCH__)
-    uint32_t v;
-    asm volatile("ld.global.nc.L1::no_allocate.u32 %0, [%1];" : "=r"(v) : "l"(p));
-    return v;
-#else
-    return load32(p);
-#endif
-}
-
 template <uint32_t T> DEV void load_chunk(chunk<T> &k, const uint8_t *p, int lane)
 {
     int g = lane / 4, t = lane % 4;
 #pragma unroll
     for (int i = 0; i < (int)(sizeof k.q / sizeof k.q[0]); i++)
-        k.q[i] = load_stream(p + 512 * i + 16 * lane);
+        k.q[i] = *reinterpret_cast<const uint4 *>(p + 512 * i + 16 * lane);
     if constexpr (T == Q_Q8_0)
-        k.d = ldw(p + 2048 + 4 * lane);
+        *reinterpret_cast<uint4 *>(k.d) = *reinterpret_cast<const uint4 *>(p + 2048 + 16 * g);
     if constexpr (T == Q_MXFP4)
-        k.d = load16(p + 1024 + 2 * lane);
-    if constexpr (T == Q_Q4_K)
-        k.s = *reinterpret_cast<const uint2 *>(p + 2048 + 8 * lane);
+        *reinterpret_cast<uint2 *>(k.d) = *reinterpret_cast<const uint2 *>(p + 1024 + 8 * g);
+    if constexpr (T == Q_Q4_K) {
+        *reinterpret_cast<uint4 *>(k.s) = *reinterpret_cast<const uint4 *>(p + 2048 + 32 * g);
+        *reinterpret_cast<uint4 *>(k.s + 4) = *reinterpret_cast<const uint4 *>(p + 2048 + 32 * g + 16);
+    }
 #pragma unroll
     for (int up = 0; up < 2; up++) {
         int r = g + 8 * up;
         if constexpr (T == Q_Q4_K)
-            k.d[up] = ldw(p + 2304 + 4 * r);
+            k.d[up] = load32(p + 2304 + 4 * r);
         if constexpr (T == Q_Q2_K) {
-            k.s[up] = ldw(p + 1024 + 8 * r + 4 * (t / 2));
+            k.s[up] = load32(p + 1024 + 8 * r + 4 * (t / 2));
             k.m[up] = load16(p + 1152 + 8 * r + 2 * t);
-            k.d[up] = ldw(p + 1280 + 4 * r);
+            k.d[up] = load32(p + 1280 + 4 * r);
         }
         if constexpr (T == Q_IQ2_XXS) {
-            k.s[up] = ldw(p + 1536 + 4 * r);
+            k.s[up] = load32(p + 1536 + 4 * r);
             k.d[up] = load16(p + 1600 + 2 * r);
         }
     }
@@ -188,39 +184,78 @@ DEV void scale_add(float (&acc)[4], float d0, float d1, float x0, float x1, cons
     acc[3] = __fmaf_rn(__fmul_rn(d1, x1), (float)c[3], acc[3]);
 }
 
-/* Types with one activation scale per 32: at = chunk index. */
-template <uint32_t T, int CT> DEV void mul_small(const chunk<T> &k, const mm_input &in, const colset<CT> &x, int at, int lane, float (&acc)[CT][4])
+/* Columns' share of a chunk. Small types: 4 blocks, a scale each; large: 8 blocks, one scale, sums for minimums. */
+template <uint32_t T, int CT, bool HALVES> struct xpart {
+    static const bool small = T == Q_Q8_0 || T == Q_MXFP4;
+    static const bool mins = T == Q_Q2_K || T == Q_Q4_K;
+    uint2 b[HALVES ? 1 : CT][small ? 4 : 8];
+    float d[HALVES ? 1 : CT][2][small ? 4 : 1];
+    uint2 sum[mins ? CT : 1];
+    uint4 h[HALVES ? CT : 1][T == Q_F16 ? 4 : 8];
+};
+
+template <uint32_t T, int CT, bool HALVES>
+DEV void load_x(xpart<T, CT, HALVES> &k, const mm_input &in, const colset<CT> &x, int at, int lane)
+{
+    using X = xpart<T, CT, HALVES>;
+    int t = lane % 4;
+#pragma unroll
+    for (int ct = 0; ct < CT; ct++) {
+        if constexpr (HALVES) {
+#pragma unroll
+            for (int i = 0; i < (T == Q_F16 ? 4 : 8); i++)
+                k.h[ct][i] = in.h.v[x.at[ct] / 4 + (T == Q_F16 ? 16 * at + 4 * i + t : 32 * at + 8 * (i / 2) + 2 * t + i % 2)];
+        } else {
+            const int8_t *q = in.q.q + x.at[ct] + (X::small ? 128 : 256) * at + 8 * t;
+#pragma unroll
+            for (int i = 0; i < (X::small ? 4 : 8); i++)
+                k.b[ct][i] = *reinterpret_cast<const uint2 *>(q + 32 * i);
+#pragma unroll
+            for (int c = 0; c < 2; c++)
+                if constexpr (X::small) {
+                    float4 v = *reinterpret_cast<const float4 *>(in.q.d + x.d[ct][c] + 4 * at);
+                    k.d[ct][c][0] = v.x, k.d[ct][c][1] = v.y, k.d[ct][c][2] = v.z, k.d[ct][c][3] = v.w;
+                } else {
+                    k.d[ct][c][0] = in.q.d[x.d[ct][c] + at];
+                }
+            if constexpr (X::mins)
+                k.sum[ct] = *reinterpret_cast<const uint2 *>(in.q.sum + x.at[ct] / 16 + 16 * at + 4 * t);
+        }
+    }
+}
+
+/* Types with one activation scale per 32. */
+template <uint32_t T, int CT>
+DEV void mul_small(const chunk<T> &k, const xpart<T, CT, false> &x, float (&acc)[CT][4])
 {
 #pragma unroll
     for (int kb = 0; kb < 4; kb++) {
-        uint32_t a[4], w = __shfl_sync(FULL_WARP, k.d, (lane & ~3) + kb);
+        uint32_t a[4];
         float d0, d1;
         open_block<T>(k, kb, a);
         if constexpr (T == Q_Q8_0) {
-            d0 = half_value((uint16_t)w), d1 = half_value((uint16_t)(w >> 16));
+            d0 = half_value((uint16_t)k.d[kb]), d1 = half_value((uint16_t)(k.d[kb] >> 16));
         } else {
+            uint32_t w = k.d[kb / 2] >> 16 * (kb % 2);
             d0 = __fmul_rn(e8m0_value(w & 255), 0.5f), d1 = __fmul_rn(e8m0_value(w >> 8 & 255), 0.5f);
         }
 #pragma unroll
         for (int ct = 0; ct < CT; ct++) {
             int c[4] = {0, 0, 0, 0};
-            uint2 b = *reinterpret_cast<const uint2 *>(in.q.q + x.at[ct] + 128 * at + 32 * kb + 8 * (lane % 4));
-            mma_s8_k32(c, a, b.x, b.y);
-            const float *dx = in.q.d + 4 * at + kb;
-            scale_add(acc[ct], d0, d1, dx[x.d[ct][0]], dx[x.d[ct][1]], c);
+            mma_s8_k32(c, a, x.b[ct][kb].x, x.b[ct][kb].y);
+            scale_add(acc[ct], d0, d1, x.d[ct][0][kb], x.d[ct][1][kb], c);
         }
     }
 }
 
 /* sum over the sixteen groups of 16: minimum * activation sum; the sums enter as 64 h + l with int8 h, l. */
-template <int CT> DEV void mul_mins(uint32_t a0, uint32_t a1, float d0, float d1, const mm_input &in, const colset<CT> &x, int at, int lane,
-                                    float (&acc)[CT][4])
+template <uint32_t T, int CT>
+DEV void mul_mins(uint32_t a0, uint32_t a1, float d0, float d1, const xpart<T, CT, false> &x, float (&acc)[CT][4])
 {
 #pragma unroll
     for (int ct = 0; ct < CT; ct++) {
-        const short2 *p = reinterpret_cast<const short2 *>(in.q.sum + x.at[ct] / 16 + 16 * at + 4 * (lane % 4));
-        short2 u = p[0], v = p[1];
-        int s[4] = {u.x, u.y, v.x, v.y};
+        uint2 w = x.sum[ct];
+        int s[4] = {(int16_t)w.x, (int)w.x >> 16, (int16_t)w.y, (int)w.y >> 16};
         uint32_t h = 0, l = 0;
 #pragma unroll
         for (int i = 0; i < 4; i++) {
@@ -234,15 +269,15 @@ template <int CT> DEV void mul_mins(uint32_t a0, uint32_t a1, float d0, float d1
 #pragma unroll
         for (int i = 0; i < 4; i++)
             ch[i] = 64 * ch[i] + cl[i];
-        scale_add(acc[ct], -d0, -d1, in.q.d[x.d[ct][0] + at], in.q.d[x.d[ct][1] + at], ch);
+        scale_add(acc[ct], -d0, -d1, x.d[ct][0][0], x.d[ct][1][0], ch);
     }
 }
 
 /* Types with one activation scale per 256. */
-template <uint32_t T, int CT> DEV void mul_large(const chunk<T> &k, const mm_input &in, const colset<CT> &x, int at, int lane, float (&acc)[CT][4])
+template <uint32_t T, int CT>
+DEV void mul_large(const chunk<T> &k, const xpart<T, CT, false> &x, float (&acc)[CT][4])
 {
     int sum[CT][4] = {};
-    int t = lane % 4;
 #pragma unroll
     for (int kb = 0; kb < 8; kb++) {
         uint32_t a[4];
@@ -251,13 +286,11 @@ template <uint32_t T, int CT> DEV void mul_large(const chunk<T> &k, const mm_inp
         if constexpr (T == Q_IQ2_XXS) {
             s0 = (int)(2 * (k.s[0] >> 4 * kb & 15) + 1), s1 = (int)(2 * (k.s[1] >> 4 * kb & 15) + 1);
         } else if constexpr (T == Q_Q4_K) {
-            uint32_t w0 = __shfl_sync(FULL_WARP, k.s.x, (lane & ~3) + kb / 2);
-            uint32_t w1 = __shfl_sync(FULL_WARP, k.s.y, (lane & ~3) + kb / 2);
-            s0 = (int)(w0 >> 16 * (kb % 2) & 255), s1 = (int)(w1 >> 16 * (kb % 2) & 255);
+            s0 = (int)(k.s[kb / 2 * 2] >> 16 * (kb % 2) & 255), s1 = (int)(k.s[kb / 2 * 2 + 1] >> 16 * (kb % 2) & 255);
         }
 #pragma unroll
         for (int ct = 0; ct < CT; ct++) {
-            uint2 b = *reinterpret_cast<const uint2 *>(in.q.q + x.at[ct] + 256 * at + 32 * kb + 8 * t);
+            uint2 b = x.b[ct][kb];
             if constexpr (T == Q_Q2_K) {
                 mma_s8_k32(sum[ct], a, b.x, b.y);
             } else {
@@ -274,33 +307,22 @@ template <uint32_t T, int CT> DEV void mul_large(const chunk<T> &k, const mm_inp
     }
 #pragma unroll
     for (int ct = 0; ct < CT; ct++)
-        scale_add(acc[ct], d0, d1, in.q.d[x.d[ct][0] + at], in.q.d[x.d[ct][1] + at], sum[ct]);
+        scale_add(acc[ct], d0, d1, x.d[ct][0][0], x.d[ct][1][0], sum[ct]);
     if constexpr (T == Q_Q2_K) {
         uint32_t m0 = k.m[0], m1 = k.m[1];
         m0 = (m0 & 15) | (m0 & 0xf0) << 4 | (m0 & 0xf00) << 8 | (m0 & 0xf000) << 12;
         m1 = (m1 & 15) | (m1 & 0xf0) << 4 | (m1 & 0xf00) << 8 | (m1 & 0xf000) << 12;
-        mul_mins<CT>(m0, m1, half_value((uint16_t)(k.d[0] >> 16)), half_value((uint16_t)(k.d[1] >> 16)), in, x, at, lane,
-                     acc);
-    }
-    if constexpr (T == Q_Q4_K) { /* blocks 2t, 2t+1 have groups 4t..4t+3 */
-        uint32_t m0 = __byte_perm(k.s.x, 0, 0x3311u), m1 = __byte_perm(k.s.y, 0, 0x3311u);
-        mul_mins<CT>(m0, m1, half_value((uint16_t)(k.d[0] >> 16)), half_value((uint16_t)(k.d[1] >> 16)), in, x, at, lane,
-                     acc);
+        mul_mins<T, CT>(m0, m1, half_value((uint16_t)(k.d[0] >> 16)), half_value((uint16_t)(k.d[1] >> 16)), x, acc);
     }
 }
 
-template <int CT> DEV void mul_half(const chunk<Q_F16> &k, const mm_input &in, const colset<CT> &x, int at, int lane, float (&hi)[CT][4], float (&lo)[CT][4])
+/* Minimums of Q4_K: blocks 2t, 2t+1 have the groups of 16 4t..4t+3. */
+template <int CT> DEV void mins_q4(const chunk<Q_Q4_K> &k, int t, const xpart<Q_Q4_K, CT, false> &x, float (&acc)[CT][4])
 {
-#pragma unroll
-    for (int kb = 0; kb < 4; kb++) {
-        uint32_t a[4] = {k.q[kb].x, k.q[kb].y, k.q[kb].z, k.q[kb].w};
-#pragma unroll
-        for (int ct = 0; ct < CT; ct++) {
-            uint4 b = in.h.v[x.at[ct] / 4 + 16 * at + 4 * kb + lane % 4];
-            mma_f16_k16(hi[ct], a, b.x, b.y);
-            mma_f16_k16(lo[ct], a, b.z, b.w);
-        }
-    }
+    uint32_t w0 = t == 0 ? k.s[0] : t == 1 ? k.s[2] : t == 2 ? k.s[4] : k.s[6];
+    uint32_t w1 = t == 0 ? k.s[1] : t == 1 ? k.s[3] : t == 2 ? k.s[5] : k.s[7];
+    uint32_t m0 = __byte_perm(w0, 0, 0x3311u), m1 = __byte_perm(w1, 0, 0x3311u);
+    mul_mins<Q_Q4_K, CT>(m0, m1, half_value((uint16_t)(k.d[0] >> 16)), half_value((uint16_t)(k.d[1] >> 16)), x, acc);
 }
 
 /* Four int8 as two words of halves; exact. */
@@ -320,14 +342,26 @@ DEV void bytes_to_halves(uint32_t q, uint32_t *lo, uint32_t *hi)
 #endif
 }
 
-/* Q8_0 weights against split halves: what a router of that type takes. */
 template <int CT>
-DEV void mul_bytes_half(const chunk<Q_Q8_0> &k, const mm_input &in, const colset<CT> &x, int at, int lane,
-                        float (&acc)[CT][4])
+DEV void mul_half(const chunk<Q_F16> &k, const xpart<Q_F16, CT, true> &x, float (&hi)[CT][4], float (&lo)[CT][4])
 {
 #pragma unroll
     for (int kb = 0; kb < 4; kb++) {
-        uint32_t w = __shfl_sync(FULL_WARP, k.d, (lane & ~3) + kb), a[2][4];
+        uint32_t a[4] = {k.q[kb].x, k.q[kb].y, k.q[kb].z, k.q[kb].w};
+#pragma unroll
+        for (int ct = 0; ct < CT; ct++) {
+            mma_f16_k16(hi[ct], a, x.h[ct][kb].x, x.h[ct][kb].y);
+            mma_f16_k16(lo[ct], a, x.h[ct][kb].z, x.h[ct][kb].w);
+        }
+    }
+}
+
+/* Q8_0 weights against split halves: what a router of that type takes. */
+template <int CT> DEV void mul_bytes_half(const chunk<Q_Q8_0> &k, const xpart<Q_Q8_0, CT, true> &x, float (&acc)[CT][4])
+{
+#pragma unroll
+    for (int kb = 0; kb < 4; kb++) {
+        uint32_t w = k.d[kb], a[2][4];
         float d0 = half_value((uint16_t)w), d1 = half_value((uint16_t)(w >> 16));
         bytes_to_halves(k.q[kb].x, &a[0][0], &a[0][2]);
         bytes_to_halves(k.q[kb].y, &a[0][1], &a[0][3]);
@@ -338,7 +372,7 @@ DEV void mul_bytes_half(const chunk<Q_Q8_0> &k, const mm_input &in, const colset
             float hi[4] = {0, 0, 0, 0}, lo[4] = {0, 0, 0, 0};
 #pragma unroll
             for (int h = 0; h < 2; h++) {
-                uint4 b = in.h.v[x.at[ct] / 4 + 32 * at + 8 * kb + 2 * (lane % 4) + h];
+                uint4 b = x.h[ct][2 * kb + h];
                 mma_f16_k16(hi, a[h], b.x, b.y);
                 mma_f16_k16(lo, a[h], b.z, b.w);
             }
@@ -349,55 +383,77 @@ DEV void mul_bytes_half(const chunk<Q_Q8_0> &k, const mm_input &in, const colset
     }
 }
 
-constexpr int mm_depth(uint32_t) { return 2; }
+enum { MM_RING = 8704 /* bytes of a warp's ring */ };
 
-/* A warp's share of a tile: `count` chunks from chunk `first` of the tile at p. load() may be called before
- * chain_wait(), run() after it. */
-template <uint32_t T, int CT, bool HALVES = T == Q_F16> struct share { /* HALVES: float inputs, F16 and Q8_0 alone */
-    static const int depth = mm_depth(T);
-    chunk<T> k[depth];
+/* A warp's share of a tile: `count` chunks from chunk `first` on; p: the first of them. load() may be called before
+ * chain_wait(), run() after it. HALVES: float inputs, F16 and Q8_0 alone. One stream of a warp at a time. */
+template <uint32_t T, int CT, bool HALVES = T == Q_F16> struct stream {
+    static const int bytes = tile_chunk_bytes(T), slots = MM_RING / bytes;
 
-    DEV_MEMBER void load(const uint8_t *p, int count, int lane)
+    static DEV_MEMBER void fetch(uint8_t *slot, const uint8_t *p, int lane)
     {
 #pragma unroll
-        for (int i = 0; i < depth; i++)
-            if (i < count)
-                load_chunk<T>(k[i], p + (int64_t)i * tile_chunk_bytes(T), lane);
+        for (int i = 0; i < (bytes / 16 + 31) / 32; i++)
+            if (32 * i + 31 < bytes / 16 || 32 * i + lane < bytes / 16)
+                copy_stream(slot + 512 * i + 16 * lane, p + 512 * i + 16 * lane);
     }
 
-    DEV_MEMBER void run(const uint8_t *p, int first, int count, const mm_input &in, const colset<CT> &x, int lane, float (&acc)[CT][4])
+    static DEV_MEMBER void load(uint8_t *ring, const uint8_t *p, int count, int lane)
+    {
+#pragma unroll
+        for (int i = 0; i < slots; i++) {
+            if (i < count)
+                fetch(ring + i * bytes, p + (int64_t)i * bytes, lane);
+            copy_group();
+        }
+    }
+
+    static DEV_MEMBER void multiply(const chunk<T> &k, const xpart<T, CT, HALVES> &x, int lane, float (&acc)[CT][4],
+                                    float (&lo)[T == Q_F16 ? CT : 1][4])
+    {
+        (void)lo, (void)lane;
+        if constexpr (T == Q_F16)
+            mul_half<CT>(k, x, acc, lo);
+        else if constexpr (HALVES)
+            mul_bytes_half<CT>(k, x, acc);
+        else if constexpr (T == Q_Q8_0 || T == Q_MXFP4)
+            mul_small<T, CT>(k, x, acc);
+        else
+            mul_large<T, CT>(k, x, acc);
+        if constexpr (T == Q_Q4_K)
+            mins_q4<CT>(k, lane % 4, x, acc);
+    }
+
+    static DEV_MEMBER void run(uint8_t *ring, const uint8_t *p, int first, int count, const mm_input &in,
+                               const colset<CT> &c, int lane, float (&acc)[CT][4])
     {
         float lo[T == Q_F16 ? CT : 1][4] = {};
-        (void)lo;
+        xpart<T, CT, HALVES> x;
+        if (count > 0)
+            load_x(x, in, c, first, lane);
 #pragma unroll 1
-        for (int at = 0; at < count; at += depth)
+        for (int i = 0, slot = 0; i < count; i++, slot = slot + 1 == slots ? 0 : slot + 1) {
+            chunk<T> k;
+            xpart<T, CT, HALVES> now = x;
+            copy_wait_group<slots - 1>();
+            __syncwarp();
+            load_chunk<T>(k, ring + slot * bytes, lane);
+            if (i + 1 < count)
+                load_x(x, in, c, first + i + 1, lane);
+            __syncwarp();
+            if (i + slots < count)
+                fetch(ring + slot * bytes, p + (int64_t)(i + slots) * bytes, lane);
+            copy_group();
+            multiply(k, now, lane, acc, lo);
+        }
+        __syncwarp();
 #pragma unroll
-            for (int i = 0; i < depth; i++) {
-                if (at + i >= count)
-                    break;
-                if constexpr (T == Q_F16)
-                    mul_half<CT>(k[i], in, x, first + at + i, lane, acc, lo);
-                else if constexpr (HALVES)
-                    mul_bytes_half<CT>(k[i], in, x, first + at + i, lane, acc);
-                else if constexpr (T == Q_Q8_0 || T == Q_MXFP4)
-                    mul_small<T, CT>(k[i], in, x, first + at + i, lane, acc);
-                else
-                    mul_large<T, CT>(k[i], in, x, first + at + i, lane, acc);
-                if (at + i + depth < count)
-                    load_chunk<T>(k[i], p + (int64_t)(at + i + depth) * tile_chunk_bytes(T), lane);
-            }
-        if constexpr (T == Q_F16)
+        for (int ct = 0; ct < (HALVES ? CT : 0); ct++)
 #pragma unroll
-            for (int ct = 0; ct < CT; ct++)
-#pragma unroll
-                for (int i = 0; i < 4; i++)
-                    acc[ct][i] = __fmul_rn(__fmaf_rn(lo[ct][i], 1.0f / half_low, acc[ct][i]), 1.0f / half_in);
-        else if constexpr (HALVES)
-#pragma unroll
-            for (int ct = 0; ct < CT; ct++)
-#pragma unroll
-                for (int i = 0; i < 4; i++)
-                    acc[ct][i] = __fmul_rn(acc[ct][i], 1.0f / half_in);
+            for (int i = 0; i < 4; i++)
+                acc[ct][i] = T == Q_F16 ? __fmul_rn(__fmaf_rn(lo[T == Q_F16 ? ct : 0][i], 1.0f / half_low, acc[ct][i]),
+                                                    1.0f / half_in)
+                                        : __fmul_rn(acc[ct][i], 1.0f / half_in);
     }
 };
 

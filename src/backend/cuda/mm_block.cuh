@@ -6,16 +6,16 @@
 
 /* One tile's share of a warp, of any type that tiles have; loads before the wait. */
 template <uint32_t T, int CT, bool HALVES = T == Q_F16>
-DEV void mm_share(const mm_job &j, int tile, int split, int n, int lane, float (&acc)[CT][4])
+DEV void mm_share(const mm_job &j, int tile, int split, int n, int lane, uint8_t *ring, float (&acc)[CT][4])
 {
     int from = j.w.chunks * split / j.splits, count = j.w.chunks * (split + 1) / j.splits - from;
     const uint8_t *p = j.w.p + (int64_t)tile * j.w.bytes + (int64_t)from * tile_chunk_bytes(T);
-    share<T, CT, HALVES> s;
+    using S = stream<T, CT, HALVES>;
     colset<CT> c;
-    s.load(p, count, lane);
+    S::load(ring, p, count, lane);
     chain_wait();
     set_columns<CT>(c, j.x, n, lane, tile / j.group_tiles * j.w.chunks * tile_inputs(T));
-    s.run(p, from, count, j.x, c, lane, acc);
+    S::run(ring, p, from, count, j.x, c, lane, acc);
 }
 
 template <int CT> DEV void mm_store(const mm_job &j, int tile0, int n, const float *part)
@@ -42,32 +42,34 @@ template <int CT> DEV void mm_quantise(const mm_job &j, int tile0, int n, const 
             room[col * 33 + TILE_ROWS * (v / per) + row] = y;
         }
         __syncthreads();
-        if (warp < n && tile0 + t0 < j.w.tiles)
-            warp_quantise32(j.out, warp, TILE_ROWS * (tile0 + t0), room[warp * 33 + lane], lane);
+        for (int r = warp; r < n && tile0 + t0 < j.w.tiles; r += MM_WARPS)
+            warp_quantise32(j.out, r, TILE_ROWS * (tile0 + t0), room[r * 33 + lane], lane);
         __syncthreads();
     }
 }
 
 template <int CT, bool FAST>
-DEV void mm_any(const mm_job &j, int tile, int split, int n, int lane, float (&acc)[CT][4])
+DEV void mm_any(const mm_job &j, int tile, int split, int n, int lane, uint8_t *ring, float (&acc)[CT][4])
 {
     if (j.w.type == Q_Q8_0)
-        mm_share<Q_Q8_0, CT>(j, tile, split, n, lane, acc);
+        mm_share<Q_Q8_0, CT>(j, tile, split, n, lane, ring, acc);
     else if (j.w.type == Q_F16)
-        mm_share<Q_F16, CT>(j, tile, split, n, lane, acc);
+        mm_share<Q_F16, CT>(j, tile, split, n, lane, ring, acc);
     else if constexpr (!FAST) {
         if (j.w.type == Q_MXFP4)
-            mm_share<Q_MXFP4, CT>(j, tile, split, n, lane, acc);
+            mm_share<Q_MXFP4, CT>(j, tile, split, n, lane, ring, acc);
         else if (j.w.type == Q_Q4_K)
-            mm_share<Q_Q4_K, CT>(j, tile, split, n, lane, acc);
+            mm_share<Q_Q4_K, CT>(j, tile, split, n, lane, ring, acc);
         else if (j.w.type == Q_Q2_K)
-            mm_share<Q_Q2_K, CT>(j, tile, split, n, lane, acc);
+            mm_share<Q_Q2_K, CT>(j, tile, split, n, lane, ring, acc);
         else
-            mm_share<Q_IQ2_XXS, CT>(j, tile, split, n, lane, acc);
+            mm_share<Q_IQ2_XXS, CT>(j, tile, split, n, lane, ring, acc);
     }
 }
 
+/* Dynamic shared memory of a block: the rings, then what the warps share. */
 template <int CT> struct mm_room {
+    alignas(16) uint8_t ring[MM_WARPS][MM_RING];
     float part[MM_WARPS * CT * 128], room[8 * CT * 33];
 };
 
@@ -81,7 +83,7 @@ template <int CT, bool FAST> DEV int mm_block(const mm_args &a, int block, mm_ro
     int tiles = MM_WARPS / j.splits, tile0 = (block - j.first) * tiles, tile = tile0 + warp / j.splits;
     float acc[CT][4] = {};
     if (tile < j.w.tiles)
-        mm_any<CT, FAST>(j, tile, warp % j.splits, a.n, lane, acc);
+        mm_any<CT, FAST>(j, tile, warp % j.splits, a.n, lane, s->ring[warp], acc);
     else
         chain_wait();
     put_part<CT>(s->part, warp, lane, acc);
@@ -91,6 +93,16 @@ template <int CT, bool FAST> DEV int mm_block(const mm_args &a, int block, mm_ro
     else
         mm_store<CT>(j, tile0, a.n, s->part);
     return i;
+}
+
+constexpr int mm_resident(int ct) { return ct == 1 ? 3 : 2; } /* blocks of a multiprocessor */
+
+/* Launches a kernel whose dynamic shared memory is an R. */
+template <class R, class... P, class... A>
+static inline void mm_launch(gpu *g, const char *name, void (*kernel)(P...), dim3 grid, A... args)
+{
+    if (gpu_raise_smem(g, kernel, sizeof(R)))
+        gpu_launch(g, name, __FILE__, __LINE__, true, kernel, grid, MM_THREADS, sizeof(R), args...);
 }
 
 #endif

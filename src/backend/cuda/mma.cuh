@@ -74,6 +74,32 @@ DEV void copy_wait()
 #endif
 }
 
+/* Groups of copies: those issued since the last call; waits until at most N groups of the thread are on their way. */
+DEV void copy_group()
+{
+#if defined(__CUDA_ARCH__)
+    asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+
+template <int N> DEV void copy_wait_group()
+{
+#if defined(__CUDA_ARCH__)
+    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+#endif
+}
+
+/* copy_async for weights, which are read once and in long runs. */
+DEV void copy_stream(void *shared, const void *global)
+{
+#if defined(__CUDA_ARCH__)
+    uint32_t to = (uint32_t)__cvta_generic_to_shared(shared);
+    asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16;" ::"r"(to), "l"(global) : "memory");
+#else
+    *reinterpret_cast<uint4 *>(shared) = *reinterpret_cast<const uint4 *>(global);
+#endif
+}
+
 /* 16 bytes of a weight: read once, not worth a place in L1. */
 DEV uint4 load_stream(const void *p)
 {

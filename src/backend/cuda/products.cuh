@@ -4,7 +4,7 @@
 
 #include "backend/cuda/narrow.cuh"
 
-enum { MM_JOBS = 8, MM_WARPS = 16, MM_THREADS = 32 * MM_WARPS };
+enum { MM_JOBS = 8, MM_WARPS = 8, MM_THREADS = 32 * MM_WARPS };
 
 /* A weight in tiles. */
 typedef struct tiled {
