@@ -202,7 +202,9 @@ cuda-regression: test-gpu cuda
 #: make test-emu           the same tests without a GPU, on a slow emulation of the device
 GPU_TESTS = $(patsubst tests/%.c,$(BUILD)/tests/%,$(wildcard tests/cuda/t_*.c)) \
     $(patsubst tests/%.cu,$(BUILD)/tests/%,$(wildcard tests/cuda/t_*.cu)) \
-    $(BUILD)/tests/model/t_narrow $(BUILD)/tests/spec/t_spec
+    $(addprefix $(BUILD)/tests/,model/t_narrow spec/t_spec engine/t_mini $(GOLDEN_TESTS))
+# need the golden data (and t_oracle_c also DS4_TEST_SLOW=1), else they skip
+GOLDEN_TESTS = model/t_oracle_a model/t_oracle_layers model/t_oracle_draft model/t_oracle_c
 test-gpu:
 	@$(MAKE) --no-print-directory $(CUDA_BUILD) run-gpu-tests
 test-gpu-bins:
@@ -210,14 +212,16 @@ test-gpu-bins:
 test-emu:
 	@DS4_TEST_EMU=1 $(MAKE) --no-print-directory BUILD=$(BUILD)/emu CUDA=emu run-emu-tests
 #: make gpu-bundle         the tests in one folder that runs on another machine: BUILD/cuda-ARCH/gpu-tests/run.sh
+#:                         (tests/cuda/bundle.sh says what else may go in)
 gpu-bundle:
 	@$(MAKE) --no-print-directory $(CUDA_BUILD) pack-gpu-tests
-pack-gpu-tests: gpu-tests $(BUILD)/tests/cuda/bench_ops
-	@tests/cuda/bundle.sh $(BUILD)/gpu-tests $(GPU_TESTS) $(BUILD)/tests/cuda/bench_ops
+bundled = $(GPU_TESTS) $(BUILD)/tests/cuda/bench_ops $(addprefix $(BUILD)/bin/,ds4 ds4-bench ds4-quantize)
+pack-gpu-tests: $(bundled)
+	@tests/cuda/bundle.sh $(BUILD)/gpu-tests $(bundled)
 run-emu-tests: $(filter $(BUILD)/tests/cuda/%,$(GPU_TESTS))
 	@DS4_TEST_BACKEND=cuda tests/run.sh $^
 .PHONY: gpu-tests run-gpu-tests gpu-bundle pack-gpu-tests run-emu-tests
-gpu-tests: $(GPU_TESTS)
+gpu-tests: $(GPU_TESTS) $(BUILD)/bin/ds4-quantize
 run-gpu-tests: gpu-tests
 	@DS4_TEST_BACKEND=cuda tests/run.sh $(GPU_TESTS)
 

@@ -17,6 +17,7 @@ from gguf_out import (F16, F32, I32, MXFP4, Q8_0, Writer, drafter_metadata, gguf
                       trunk_metadata)
 
 U = np.uint32
+THREADS = min(16, os.cpu_count() or 2)
 PIECE = 1 << 22  # elements made at a time
 E2M1 = np.array([0, .5, 1, 1.5, 2, 3, 4, 6, -0., -.5, -1, -1.5, -2, -3, -4, -6], np.float32)
 HALF = ("compressor", "indexer", "hc_", "gate.weight", "embed")  # kept in F16, as published files do
@@ -114,7 +115,7 @@ def kind_of(t):
 
 
 def pieces(tensors, pool):
-    """Bytes of one GGUF tensor (several official ones for experts), made ahead by two threads."""
+    """Bytes of one GGUF tensor (several official ones for experts), made ahead by the pool's threads."""
     jobs = []
     for t in tensors:
         kind, n = kind_of(t), int(np.prod(t["shape"]))
@@ -123,8 +124,8 @@ def pieces(tensors, pool):
         else:
             a = small(t)
             yield (a.astype("<f4") if kind == F32 else a.astype("<i4")).tobytes()
-    for k in range(0, len(jobs), 4):
-        yield from pool.map(lambda j: encoded(*j), jobs[k:k + 4])
+    for k in range(0, len(jobs), 2 * THREADS):
+        yield from pool.map(lambda j: encoded(*j), jobs[k:k + 2 * THREADS])
 
 
 def check(tensors):
@@ -148,7 +149,7 @@ def main():
     config = json.load(open(os.path.join(golden, "config.json")))
     if "--check" in sys.argv:
         return check(tensors)
-    with ThreadPoolExecutor(2) as pool:
+    with ThreadPoolExecutor(THREADS) as pool:
         for drafter in (False, True):
             w, groups = Writer(), {}
             (drafter_metadata if drafter else trunk_metadata)(w, config)

@@ -6,7 +6,7 @@
 
 #include "cuda/util_mini.h"
 
-enum { STREAMS = 8, TOKENS = 96, TEXT = 4096 };
+enum { STREAMS = 8, TOKENS = 96, TEXTS = 4, TEXT = 4096 };
 
 static void check(int rc, const ds4_error *e)
 {
@@ -15,10 +15,9 @@ static void check(int rc, const ds4_error *e)
 }
 
 typedef struct nll {
-    const int32_t *id;
-    int n;
-    double sum;
-    int vocab;
+    int32_t id[TEXT];
+    int n, vocab;
+    double cost[TEXT]; /* of token i + 1 */
 } nll;
 
 static bool add_nll(void *ctx, int pos, const float *logits)
@@ -31,39 +30,54 @@ static bool add_nll(void *ctx, int pos, const float *logits)
         m = fmax(m, logits[i]);
     for (int i = 0; i < a->vocab; i++)
         sum += exp(logits[i] - m);
-    a->sum += m + log(sum) - logits[a->id[pos + 1]];
+    a->cost[pos] = m + log(sum) - logits[a->id[pos + 1]];
     return true;
 }
 
-static double text_nll(const char *backend, int tokens)
+/* Text number i: the book from another place on, around its end. */
+static void text_nll(const char *backend, int i, int tokens, nll *a)
 {
     ds4_engine *eng = mini_engine(backend, DS4_ACT_Q8, DS4_KV_FULL, tokens + 64, false);
     ds4_session *s;
     ds4_error e = {0};
     ds4_info info;
     size_t n;
-    int32_t *ids = mini_prose(eng, &n);
-    assert_true((int)n >= tokens);
+    int32_t *prose = mini_prose(eng, &n);
+    for (int k = 0; k < tokens; k++)
+        a->id[k] = k ? prose[((size_t)i * n / TEXTS + (size_t)k) % n] : prose[0];
+    free(prose);
     ds4_engine_info(eng, &info);
-    nll a = {ids, tokens, 0, info.vocab};
+    a->n = tokens, a->vocab = info.vocab;
     check(ds4_session_open(&s, eng, &e), &e);
-    check(ds4_session_score(s, ids, tokens, add_nll, &a, &e), &e);
+    check(ds4_session_score(s, a->id, tokens, add_nll, a, &e), &e);
     ds4_session_close(s);
     ds4_engine_close(eng);
-    free(ids);
-    return a.sum / (tokens - 1);
 }
 
-static void a_long_text_costs_the_same(void **state)
+/* The two runs part as if rounded independently (below), which alone moves the mean of one text by about 0.15 %:
+ * several texts are taken together. */
+static void long_texts_cost_the_same(void **state)
 {
     (void)state;
     mini_need_gpu();
-    const int tokens = mini_reduced() ? 64 : TEXT;
-    double gpu = text_nll("cuda", tokens), cpu = text_nll("cpu", tokens);
-    print_message("negative log-likelihood of %d tokens: cuda %.5f, cpu %.5f, %+.4f %%\n", tokens, gpu, cpu,
-                  100 * (gpu / cpu - 1));
-    assert_true(cpu > 0.1 && cpu < 9);
-    assert_true(fabs(gpu / cpu - 1) < (mini_reduced() ? 0.02 : 0.002)); /* few tokens: one flip weighs more */
+    const int texts = mini_reduced() ? 1 : TEXTS, n = (mini_reduced() ? 64 : TEXT) - 1;
+    static nll a, b;
+    double gpu = 0, cpu = 0, squares = 0;
+    for (int t = 0; t < texts; t++) {
+        double g = 0, c = 0;
+        text_nll("cuda", t, n + 1, &a);
+        text_nll("cpu", t, n + 1, &b);
+        for (int i = 0; i < n; i++) {
+            g += a.cost[i], c += b.cost[i];
+            squares += (a.cost[i] - b.cost[i]) * (a.cost[i] - b.cost[i]);
+        }
+        print_message("negative log-likelihood of %d tokens: cuda %.5f, cpu %.5f, %+.4f %%\n", n + 1, g / n, c / n,
+                      100 * (g / c - 1));
+        gpu += g, cpu += c;
+    }
+    print_message("together: %+.4f %% (chance alone: +-%.4f %%)\n", 100 * (gpu / cpu - 1), 100 * sqrt(squares) / cpu);
+    assert_true(cpu / n / texts > 0.1 && cpu / n / texts < 9);
+    assert_true(fabs(gpu / cpu - 1) < (mini_reduced() ? 0.03 : 0.002));
 }
 
 /* --- greedy streams --- */
@@ -197,9 +211,10 @@ static void measure(noise *z, int count, const stream *gpu, const stream *cpu, c
     qsort(z->all, (size_t)z->rows, sizeof *z->all, by_value);
 }
 
-/* Flips may move a row by no more than the roundings themselves do, in the median and in 95 of 100 rows; and where a
- * choice differs, both gaps between the candidates must be small enough for the roundings to decide it: below twice
- * what they move a logit in 95 of 100 rows. */
+/* A flip that has entered the KV rows makes later roundings flip, until the two runs are as if rounded independently:
+ * then they lie about sqrt(2) times as far apart as each from the unrounded run. Twice is allowed, in the median and in
+ * 95 of 100 rows. Where a choice differs, both gaps between the candidates must be small enough for roundings to decide
+ * it: below twice what they move a logit in 95 of 100 rows. */
 static void greedy_streams_part_only_at_near_ties(void **state)
 {
     (void)state;
@@ -226,7 +241,7 @@ static void greedy_streams_part_only_at_near_ties(void **state)
         if (!(a <= bound && b <= bound))
             fail_msg("prompt %d, token %d: the choice differs by more than roundings explain", i, at);
     }
-    assert_true(z.flips[mid] <= z.all[mid] && z.flips[high] <= z.all[high]);
+    assert_true(z.flips[mid] <= 2 * z.all[mid] && z.flips[high] <= 2 * z.all[high]);
     for (int i = 0; i < count; i++)
         free(gpu[i].logits), free(cpu[i].logits), free(exact[i].logits);
 }
@@ -234,7 +249,7 @@ static void greedy_streams_part_only_at_near_ties(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_long_text_costs_the_same),
+        cmocka_unit_test(long_texts_cost_the_same),
         cmocka_unit_test(greedy_streams_part_only_at_near_ties),
     };
     return cmocka_run_group_tests_name("cuda production path", tests, NULL, NULL);

@@ -1,6 +1,6 @@
 /* t_mini: the shipped small model end to end through the public header: drafting is exact, accepts what it should, and
  * the production precision stays near the reference. DS4_TEST_SLOW=1 runs the full numbers (100 prompts, 4,096 tokens).
- */
+ * DS4_TEST_BACKEND names another backend than the CPU; a GPU runs the full numbers. */
 #include "util/unit.h"
 
 #include <math.h>
@@ -12,7 +12,13 @@
 #define MODEL "mini/ds4-mini.gguf"
 #define DRAFTER "mini/ds4-mini-dspark.gguf"
 
-static bool slow(void) { return getenv("DS4_TEST_SLOW") != NULL; }
+static const char *backend_name(void)
+{
+    const char *name = getenv("DS4_TEST_BACKEND");
+    return name && *name ? name : "cpu";
+}
+
+static bool slow(void) { return getenv("DS4_TEST_SLOW") || strcmp(backend_name(), "cpu"); }
 
 static void check(int rc, const ds4_error *e)
 {
@@ -28,10 +34,13 @@ static ds4_engine *open_engine(enum ds4_act act, bool draft)
     o.model = MODEL;
     o.drafter = draft ? DRAFTER : NULL;
     o.dspark = draft;
-    o.backend = "cpu";
+    o.backend = backend_name();
     o.ctx = 4096 + 64;
     o.act = act;
-    check(ds4_engine_open(&eng, &o, &e), &e);
+    int rc = ds4_engine_open(&eng, &o, &e);
+    if (rc && !strncmp(e.msg, "CUDA: no ", 9))
+        UNIT_SKIP("no GPU");
+    check(rc, &e);
     return eng;
 }
 
@@ -300,9 +309,10 @@ static void pieces_make_the_same_text(void **u)
     ds4_session *s[2];
     ds4_error e = {0};
     text whole;
-    ds4_engine_options eo = {.model = MODEL, .drafter = DRAFTER, .dspark = true, .backend = "cpu", .ctx = 512,
-                             .sessions = 2};
+    ds4_engine_options eo = {.model = MODEL, .drafter = DRAFTER, .dspark = true, .backend = backend_name(),
+                             .ctx = 512, .sessions = 2};
     ds4_generate_options o = ds4_generate_defaults();
+    ds4_engine_close(open_engine(DS4_ACT_Q8, false)); /* skips without a GPU */
     check(ds4_engine_open(&eng, &eo, &e), &e);
     check(ds4_session_open(&s[0], eng, &e), &e);
     check(ds4_session_open(&s[1], eng, &e), &e);
