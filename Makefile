@@ -196,7 +196,8 @@ cuda-generic:
 cpu: all
 #: make cuda-regression    test-gpu, then the acceptance fixture on the CUDA build
 cuda-regression: test-gpu cuda
-	@DS4_BIN=$(BUILD)/cuda-$(CUDA_ARCH)/bin/ds4 tests/dspark_acceptance_fixture.sh
+	@DS4_BIN=$(BUILD)/cuda-$(CUDA_ARCH)/bin/ds4 DS4_DSPARK_FIXTURE_EXTRA="--backend cuda" \
+	    tests/dspark_acceptance_fixture.sh
 
 #: make test-gpu           tests of the CUDA backend on the GPU (CUDA_ARCH as for make cuda)
 #: make test-emu           the same tests without a GPU, on a slow emulation of the device

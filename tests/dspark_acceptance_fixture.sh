@@ -62,6 +62,12 @@ dir=$(mktemp -d) || exit 2
 trap 'rm -rf "$dir"' EXIT
 trap 'exit 130' INT TERM
 
+if [[ " ${DS4_DSPARK_FIXTURE_EXTRA:-} " == *" --backend cuda "* ]] &&
+    "$bin" -m "$model" --backend cuda --tokens 1 -p x 2>&1 </dev/null | grep -q 'CUDA: no '; then
+    echo "skipped (no GPU)"
+    exit 0
+fi
+
 plain=("$bin" -m "$model")
 drafted=("$bin" -m "$model" --dspark)
 [ "$confidence" = auto ] || drafted+=(--dspark-confidence "$confidence")
