@@ -111,7 +111,8 @@ static __global__ void __launch_bounds__(256) make_forms(const forms_args a)
             int k = at + 128 * warp + 4 * lane + e;
             v[e] = k < a.k ? x[k] : 0.0f;
         }
-        put_halves(a.f.h, r, at + 128 * warp, v, lane);
+        if (at + 128 * warp + 4 * lane < a.k) /* rows may be shorter than 128 */
+            put_halves(a.f.h, r, at + 128 * warp, v, lane);
     }
     if (a.f.q256.q && warp == 7) {
         float v[8];
