@@ -71,6 +71,7 @@ typedef struct ds4_engine_options {
     enum ds4_kv_sim kv_sim;
     bool host_confidence;  /* diagnostic: compute the confidence head on the host (DS4_DSPARK_NO_GPU_CONFIDENCE) */
     bool stats;            /* time the parts of the drafting cycle */
+    int device_fault;      /* for tests: the n-th wait for the device fails; 0: none does */
     /* Instead of `model` and `drafter`, to measure speed without files: random weights of a published shape. */
     const char *synthetic;  /* "flash-q2", "flash-q4", "flash-mxfp4" or NULL */
     int synthetic_layers;   /* the first so many, at least 3; 0 = all */

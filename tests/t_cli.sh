@@ -7,7 +7,7 @@ model=${DS4_TEST_MODEL:-mini/ds4-mini.gguf}
 support=${DS4_DSPARK_SUPPORT:-mini/ds4-mini-dspark.gguf}
 dir=$(mktemp -d) || exit 2
 trap 'rm -rf "$dir"' EXIT
-unset DS4_DSPARK_STATS DS4_THREADS
+unset DS4_DSPARK_STATS DS4_THREADS DS4_TEST_DEVICE_FAULT
 
 ok() { echo "ok $1"; }
 bad() {
@@ -86,6 +86,18 @@ if [ ! -e "$model" ] || [ ! -e "$support" ]; then
     exit 1
 fi
 answer() { "$ds4" -m "$model" --temp 0 --nothink --tokens 24 "$@" 2>"$dir/err" </dev/null; }
+
+# A device that fails in the middle: one line that says so, an exit status, and nothing after the failure.
+lost=
+for k in 1 2 3 4; do
+    for extra in "" "--mtp $support --dspark --dspark-confidence 0"; do
+        DS4_TEST_DEVICE_FAULT=$k answer $extra -p Hello >"$dir/out"
+        rc=$?
+        [ $rc -eq 1 ] && [ "$(grep -c 'backend: injected fault' "$dir/err")" = 1 ] || lost="$lost $k:$rc"
+    done
+done
+[ -z "$lost" ] && ok "a failing device ends the program with one line" ||
+    bad "a failing device ends the program with one line" "wait and exit status:$lost" "$(cat "$dir/err")"
 
 answer -p Hello >"$dir/plain"
 tail -n 1 "$dir/err" >"$dir/last"

@@ -29,6 +29,7 @@ static ds4_engine_options engine_options(app *a, int ctx)
     eo.kv_sim = (enum ds4_kv_sim)o->kv_sim;
     eo.host_confidence = o->env.dspark_no_gpu_confidence;
     eo.stats = o->stats || o->env.dspark_stats;
+    eo.device_fault = o->env.device_fault;
     eo.progress = on_progress;
     eo.progress_ctx = &a->progress;
     return eo;

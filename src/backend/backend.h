@@ -287,6 +287,7 @@ struct backend {
     const char *name; /* "cpu", "cuda" */
     enum be_act act;  /* as opened; set by backend_open */
     int max_rows;     /* most rows of one forward */
+    int fault_in;     /* for tests: the sync that is to fail, counted down; 0: none */
     bool graphs;      /* steps are replayed: worth giving narrow forwards few different max_pos */
 };
 

@@ -30,7 +30,8 @@ typedef struct be_rule {
 /* exp(x) for |x| <= 88, error below 1e-15 relative. */
 PLAN_FN double plan_exp(double x)
 {
-    const double log2e = 1.4426950408889634, ln2_high = 6.93147180369123816490e-01, ln2_low = 1.90821492927058770002e-10;
+    const double log2e = 1.4426950408889634;
+    const double ln2_high = 6.93147180369123816490e-01, ln2_low = 1.90821492927058770002e-10;
     const int k = (int)(x * log2e + (x < 0 ? -0.5 : 0.5));
     const double r = (x - (double)k * ln2_high) - (double)k * ln2_low;
     double sum = 1.0;

@@ -70,6 +70,8 @@ static int open_model(ds4_engine *e, ds4_error *err)
     if (!rc)
         rc = model_open(&e->m, e->b, e->trunk, e->drafter, &mo, err);
     if (!rc)
+        e->b->fault_in = e->o.device_fault;
+    if (!rc)
         rc = vocab_load(&e->words, e->trunk, (uint32_t)e->m.s.dims.vocab, err);
     return rc;
 }

@@ -2,7 +2,8 @@
 
 #include <string.h>
 
-_Static_assert((int)PLAN_MOST >= (int)SHAPE_MAX_BLOCK && (int)PLAN_ROWS <= (int)BE_NARROW, "a cycle has room for every block");
+_Static_assert((int)PLAN_MOST >= (int)SHAPE_MAX_BLOCK && (int)PLAN_ROWS <= (int)BE_NARROW,
+               "a cycle has room for every block");
 
 static size_t scratch_floats_per_row(const model *m)
 {

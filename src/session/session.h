@@ -5,6 +5,7 @@
  *   2. 0 <= pos <= high <= ctx; no position at or above high was ever written since the last reset.
  *   3. The anchor (newest chosen token, position pos) is known to the caller but is not in tokens[0, pos).
  *   4. In OPEN, rows pos .. pos+open-1 were written by a forward, tokens[pos, pos+open) are theirs; none is committed.
+ *      (After session_reserve the tokens behind the anchor come with session_settle.)
  *   5. logits_row >= 0 only if scratch row logits_row holds the logits of position pos - 1 and nothing overwrote it.
  *   6. absorbed_from <= absorbed <= pos: drafter rings hold the rows of [absorbed_from, absorbed), as far as a window
  *      reaches back. After a rewind that may be less than the window: the rest is then absorbed again.
@@ -55,9 +56,9 @@ int session_reset(session *s, ds4_err *e);
  * sc.logits). DS4_EARG if the context is full, DS4_ESTATE if not EMPTY or READY. Issues work only; failures of the
  * device show at session_wait. */
 int session_begin(session *s, const int32_t *tokens, int n, int head_from, ds4_err *e);
-/* The transaction alone, for a forward of up to n rows that is issued elsewhere (spec/device.c) and whose tokens but the
- * first, the anchor, are chosen on the device: everything that session_begin checks. session_settle then commits the
- * first a of them and takes their tokens. */
+/* The transaction alone, for a forward of up to n rows that is issued elsewhere (spec/device.c) and whose tokens but
+ * the first, the anchor, are chosen on the device: everything that session_begin checks. session_settle then commits
+ * the first a of them and takes their tokens. */
 int session_reserve(session *s, int32_t anchor, int n, ds4_err *e);
 void session_settle(session *s, const int32_t *tokens, int a, int logits_row);
 /* Waits for the device; a failure poisons the session. */

@@ -1,5 +1,5 @@
-/* device.h: the two ways through a cycle share what is decided before it and accounted after it (cycle.c). Here: the way
- * without a visit to the host. One upload, one step (a replayed graph where the backend has graphs), one wait, one
+/* device.h: the two ways through a cycle share what is decided before it and accounted after it (cycle.c). Here: the
+ * way without a visit to the host. One upload, one step (a replayed graph where the backend has graphs), one wait, one
  * record of about a hundred bytes. Tokens, state and decisions equal those of the host's way. */
 #ifndef DS4_SPEC_DEVICE_H
 #define DS4_SPEC_DEVICE_H

@@ -143,7 +143,7 @@ static bool dspark_ready(proposer *p, session *s)
 
 int dspark_open(dspark *d, model *m, bool host_confidence, ds4_stats *stats, ds4_err *e)
 {
-    *d = (dspark){.base = {m->ds.block, dspark_propose, dspark_ready, stats}, .m = m, .host_confidence = host_confidence};
+    *d = (dspark){.base = {m->ds.block, dspark_propose, dspark_ready, stats}, .m = m};
     d->host_confidence = host_confidence || !m->b->op->confidence;
     if (d->host_confidence)
         d->hidden = malloc(sizeof(float) * (size_t)m->s.dims.d * (size_t)m->ds.block);

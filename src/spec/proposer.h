@@ -24,8 +24,8 @@ struct proposer {
      * noise as the trunk's choice at the same position. Returns 0 or an error that poisons the session. */
     int (*propose)(proposer *p, session *s, int32_t anchor, int max, float gate, const sample_params *sp, proposal *out,
                    ds4_err *e);
-    /* (optional) Brings the drafter's rings so far up to the session's position that forward_cycle can make the proposal
-     * by itself, absorbing the last rows. False: it cannot, propose must be asked. */
+    /* (optional) Brings the drafter's rings so far up to the session's position that forward_cycle can make the
+     * proposal by itself, absorbing the last rows. False: it cannot, propose must be asked. */
     bool (*ready)(proposer *p, session *s);
     ds4_stats *stats;
 };

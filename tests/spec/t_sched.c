@@ -1,4 +1,6 @@
 /* t_sched: the scheduler drafts where it pays, stops where it does not, and is not fooled by a busy machine. */
+#include <math.h>
+
 #include "util/unit.h"
 
 #include "spec/sched.h"
@@ -152,6 +154,36 @@ static void gate_follows_the_price(void **u)
     assert_true(sched_gate(&dear, 0, 5) == 0.7f);
 }
 
+/* The chance that host and device compute alike is the logistic function: within float32 everywhere, rising, and safe at
+ * the ends. */
+static void confidence_is_the_logistic_function(void **u)
+{
+    (void)u;
+    float last = 0;
+    for (int i = -12000; i <= 12000; i++) {
+        const float z = (float)i / 100, c = plan_sigmoid(z);
+        const double want = 1.0 / (1.0 + exp(-(double)(z > 88 ? 88 : z < -88 ? -88 : z)));
+        if (!(fabs((double)c - want) <= 1e-7 * want) || c < last)
+            fail_msg("sigmoid(%g) = %g, expected %g", (double)z, (double)c, want);
+        last = c;
+    }
+    assert_true(plan_sigmoid(0) == 0.5f && plan_sigmoid(INFINITY) == 1.0f);
+    assert_true(plan_sigmoid(-INFINITY) >= 0 && plan_sigmoid(-INFINITY) < 1e-38f && isnan(plan_sigmoid(NAN)));
+}
+
+/* A drafter that has gone wrong is not trusted: no number, no draft. */
+static void nan_confidence_ends_the_drafts(void **u)
+{
+    (void)u;
+    sched s;
+    proposal p = {.n = 5, .conf = {0.9f, NAN, 0.9f, 0.9f, 0.9f}};
+    machine(&s, 0.9, 0.1, 0.2);
+    assert_int_equal(sched_choose(&s, 0, &p), 1);
+    sched_set_mode(&s, SCHED_FIXED, 0);
+    assert_int_equal(sched_choose(&s, 0, &p), 1);
+    assert_true(plan_gated(0, NAN) && !plan_gated(0.5f, 0.5f) && plan_gated(0.5f, 0.49f));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -163,6 +195,8 @@ int main(void)
         cmocka_unit_test(a_busy_machine_does_not_quench),
         cmocka_unit_test(disturbed_table_is_made_monotonic),
         cmocka_unit_test(gate_follows_the_price),
+        cmocka_unit_test(confidence_is_the_logistic_function),
+        cmocka_unit_test(nan_confidence_ends_the_drafts),
     };
     return cmocka_run_group_tests_name("sched", tests, NULL, NULL);
 }

@@ -110,7 +110,6 @@ typedef struct cpu {
     pool *pool;       /* NULL with one thread */
     int threads;
     double small_work; /* launches of fewer multiply-adds stay on the calling thread; tests set 0 */
-    int fault_in;     /* test: the sync that counts this down to 0 fails; 0 = none */
     atomic_bool failed;
     ds4_err error;    /* the first failure */
     cpu_block *blocks;

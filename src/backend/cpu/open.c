@@ -99,7 +99,7 @@ static int op_bind(backend *b, be_weight *w, ds4_err *e)
 static int op_sync(backend *b, ds4_err *e)
 {
     cpu *c = cpu_of(b);
-    if (c->fault_in > 0 && --c->fault_in == 0)
+    if (b->fault_in > 0 && --b->fault_in == 0)
         cpu_fail(c, "injected fault");
     return cpu_ok(c) ? 0 : ds4_fail(e, DS4_EBACKEND, "%s", c->error.msg);
 }
@@ -153,6 +153,6 @@ int cpu_open(backend **out, const backend_options *o, ds4_err *e)
     return 0;
 }
 
-void backend_fault_after(backend *b, int k) { cpu_of(b)->fault_in = k; }
+void backend_fault_after(backend *b, int k) { b->fault_in = k; }
 
 void cpu_force_plain(backend *b) { cpu_of(b)->k = &cpu_plain; }

@@ -1,6 +1,6 @@
-/* cycle.cu: what a cycle decides, so that the host need not look before it is over: whether the first confidence lets the
- * proposal go on (gate), how many drafts to verify (plan), how many hold (judge). One warp each; the decisions are those
- * of backend/plan.h. */
+/* cycle.cu: what a cycle decides, so that the host need not look before it is over: whether the first confidence lets
+ * the proposal go on (gate), how many drafts to verify (plan), how many hold (judge). One warp each; the decisions are
+ * those of backend/plan.h. */
 #include "backend/cuda/gpu.cuh"
 #include "backend/cuda/mma.cuh"
 

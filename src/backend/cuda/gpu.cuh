@@ -113,7 +113,7 @@ typedef struct gpu {
     char *shared;     /* pinned: what share() hands out */
     size_t shared_used;
     const int32_t *when;   /* device: 0 = operations may do nothing; NULL: they must work */
-    int fault_in;          /* tests: the call of the runtime that is to fail, counted down; 0: none */
+    int fault_in; /* tests: the call of the runtime that is to fail, counted down; 0: none */
     const uint64_t *grid;  /* device: the IQ2_XXS lattice */
     open_streams pending;  /* left by the fused block */
     int rank;              /* largest query rank of a fused block */

@@ -84,6 +84,8 @@ static void report_fault(gpu *g)
 static int op_sync(backend *b, ds4_err *e)
 {
     gpu *g = gpu_of(b);
+    if (b->fault_in > 0 && --b->fault_in == 0)
+        gpu_fail(g, "injected fault");
     if (gpu_ok(g) && gpu_outside_step(g, "a wait")) {
         if (GPU_CHECK(g, cudaStreamSynchronize(g->stream)))
             report_fault(g);
