@@ -56,10 +56,12 @@ DEV void finish_rank(const input_args &a, float *factor)
     }
 }
 
-template <int CT, bool FAST>
-static __global__ void __launch_bounds__(MM_THREADS, FAST ? mm_resident(CT) : 2) phase_input(const __grid_constant__ input_args a)
+template <int CT, int COLS, bool FAST>
+static __global__ void __launch_bounds__(MM_THREADS, FAST ? mm_resident(CT, COLS) : 2)
+    phase_input(const __grid_constant__ input_args a)
 {
-    GPU_DYNAMIC_SMEM(mm_room<CT>, room);
+    using R = mm_room<CT, COLS>;
+    GPU_DYNAMIC_SMEM(R, room);
     __shared__ int last;
     chain_next();
     if (blockIdx.x == 0) {
@@ -67,9 +69,15 @@ static __global__ void __launch_bounds__(MM_THREADS, FAST ? mm_resident(CT) : 2)
         hyper_comb(a.mix, a.m.n, a.iterations, a.hc_eps);
         return;
     }
-    int job = mm_block<CT, FAST>(a.m, (int)blockIdx.x - 1, room);
+    int job = mm_block<CT, COLS, FAST>(a.m, (int)blockIdx.x - 1, room);
     if (job == 0 && last_block(a.counter, a.qa_blocks, &last))
         finish_rank(a, room->room);
+}
+
+template <int CT, int COLS> static void launch_input(gpu *g, const input_args &a, int blocks)
+{
+    auto *kernel = mm_fast(&a.m) ? phase_input<CT, COLS, true> : phase_input<CT, COLS, false>;
+    mm_launch<mm_room<CT, COLS>>(g, "phase_input", kernel, blocks, a);
 }
 
 void gpu_phase_input(gpu *g, const nrows &r, const be_block *w, const be_place *p, const block_room *k)
@@ -98,11 +106,12 @@ void gpu_phase_input(gpu *g, const nrows &r, const be_block *w, const be_place *
     a.rank = rank, a.iterations = m->sinkhorn, a.hc_eps = m->hc_eps, a.rms_eps = m->rms_eps;
     int blocks = mm_plan(&a.m);
     a.qa_blocks = j[1].first;
-    bool fast = mm_fast(&a.m);
-    if (r.n <= 8)
-        mm_launch<mm_room<1>>(g, "phase_input", fast ? phase_input<1, true> : phase_input<1, false>, blocks + 1, a);
+    if (r.n == 1)
+        launch_input<1, 1>(g, a, blocks + 1);
+    else if (r.n <= 8)
+        launch_input<1, 8>(g, a, blocks + 1);
     else
-        mm_launch<mm_room<2>>(g, "phase_input", fast ? phase_input<2, true> : phase_input<2, false>, blocks + 1, a);
+        launch_input<2, 1>(g, a, blocks + 1);
 }
 
 /* One compressor of a layer. */
@@ -218,15 +227,17 @@ DEV void pool_row(const query_args &a, const pool_side &s, int r, float *row, wi
         out[k] = row[k];
 }
 
-template <int CT, bool FAST>
-static __global__ void __launch_bounds__(MM_THREADS, FAST ? mm_resident(CT) : 2) phase_query(const __grid_constant__ query_args a)
+template <int CT, int COLS, bool FAST>
+static __global__ void __launch_bounds__(MM_THREADS, FAST ? mm_resident(CT, COLS) : 2)
+    phase_query(const __grid_constant__ query_args a)
 {
-    GPU_DYNAMIC_SMEM(mm_room<CT>, room);
+    using R = mm_room<CT, COLS>;
+    GPU_DYNAMIC_SMEM(R, room);
     __shared__ double sums[32];
     int extra = a.r.n * (1 + a.sides), b = blockIdx.x;
     chain_next();
     if (b >= extra) {
-        mm_block<CT, FAST>(a.m, b - extra, room);
+        mm_block<CT, COLS, FAST>(a.m, b - extra, room);
         return;
     }
     chain_wait();
@@ -236,7 +247,13 @@ static __global__ void __launch_bounds__(MM_THREADS, FAST ? mm_resident(CT) : 2)
     if (what == 0)
         finish_kv_row(a, r, room->part, sums);
     else
-        pool_row(a, a.side[what - 1], r, room->part, reinterpret_cast<window_row *>(room->ring), sums);
+        pool_row(a, a.side[what - 1], r, room->part, reinterpret_cast<window_row *>(room->ring[1]), sums);
+}
+
+template <int CT, int COLS> static void launch_query(gpu *g, const query_args &a, int blocks)
+{
+    auto *kernel = mm_fast(&a.m) ? phase_query<CT, COLS, true> : phase_query<CT, COLS, false>;
+    mm_launch<mm_room<CT, COLS>>(g, "phase_query", kernel, blocks, a);
 }
 
 void gpu_phase_query(gpu *g, const nrows &r, const be_block *w, const be_place *p, const block_room *k)
@@ -260,9 +277,10 @@ void gpu_phase_query(gpu *g, const nrows &r, const be_block *w, const be_place *
     a.ratio = p->ratio, a.dim = m->head_dim, a.rope = m->rope_dim, a.eps = m->rms_eps;
     a.sim_kv = p->sim_kv, a.sim_index = p->sim_index;
     int blocks = mm_plan(&a.m) + r.n * (1 + a.sides);
-    bool fast = mm_fast(&a.m);
-    if (r.n <= 8)
-        mm_launch<mm_room<1>>(g, "phase_query", fast ? phase_query<1, true> : phase_query<1, false>, blocks, a);
+    if (r.n == 1)
+        launch_query<1, 1>(g, a, blocks);
+    else if (r.n <= 8)
+        launch_query<1, 8>(g, a, blocks);
     else
-        mm_launch<mm_room<2>>(g, "phase_query", fast ? phase_query<2, true> : phase_query<2, false>, blocks, a);
+        launch_query<2, 1>(g, a, blocks);
 }

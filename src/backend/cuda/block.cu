@@ -9,9 +9,9 @@
  *   7 out_a         grouped, result quantised                                             mm.cu
  *   8 out_b
  *   9,10            the connection of the experts
- *   11 phase_route  experts chosen and grouped; gate and up of the shared expert          experts.cu
- *   12 gate_up      routed experts
- *   13 down         routed and shared, added
+ *   11 phase_route  experts chosen and grouped                                            experts.cu
+ *   12 gate_up      shared and routed experts
+ *   13 down         the same, added
  *
  * The sublayer's last step (streams = post out + comb streams) is left to launch 1 of what follows: gpu_settle for other
  * operations. Forwards of more than BE_NARROW rows run in slices, so that their rows have the bits of narrow ones. */
@@ -194,7 +194,7 @@ static void slice(gpu *g, const be_rows *r, const be_block *w, const be_place *p
     if (unit_group(w->gate_exps.type) == 32)
         f.q256.q = NULL;
     gpu_hyper(g, rows, streams, &w->hc_ffn, w->ffn_norm, k.out, k.mix, k.part, &f);
-    gpu_phase_route(g, rows, w, p, &k);
+    gpu_phase_route(g, rows, w, &k);
     gpu_phase_experts(g, rows, w, p, &k);
 }
 

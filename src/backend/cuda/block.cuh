@@ -6,11 +6,15 @@
 
 enum { BLOCK_EXPERTS = 256 /* most routed experts */, BLOCK_VISITS = 16 * 16 /* BE_NARROW * GPU_MAX_USED */ };
 
-/* Routed visits (row * used + slot) by expert; group i has visit[start[i] .. start[i+1]). */
+/* Routed visits (row * used + slot) by expert, experts in order of first visit. */
+typedef struct visit_group {
+    int expert, count;
+    int visit[BE_NARROW]; /* a row visits an expert once */
+} visit_group;
+
 typedef struct visit_groups {
     int count;
-    int expert[BLOCK_VISITS], start[BLOCK_VISITS + 1];
-    int visit[BLOCK_VISITS];
+    visit_group group[BLOCK_VISITS];
 } visit_groups;
 
 /* Device intermediates of a slice of at most BE_NARROW rows; one piece of scratch (G_BLOCK). */
@@ -87,7 +91,7 @@ DEV void hyper_comb(float *mix, int n, int iterations, float eps)
 /* --- phases --- */
 void gpu_phase_input(gpu *g, const nrows &r, const be_block *w, const be_place *p, const block_room *k);
 void gpu_phase_query(gpu *g, const nrows &r, const be_block *w, const be_place *p, const block_room *k);
-void gpu_phase_route(gpu *g, const nrows &r, const be_block *w, const be_place *p, const block_room *k);
+void gpu_phase_route(gpu *g, const nrows &r, const be_block *w, const block_room *k);
 void gpu_phase_experts(gpu *g, const nrows &r, const be_block *w, const be_place *p, const block_room *k);
 /* Whether the experts' types and shapes have kernels. */
 bool gpu_experts_fit(const gpu *g, const be_block *w);

@@ -100,10 +100,12 @@ typedef struct hmix_args {
     float *y, *x; /* head: float rows */
     mm_forms f;   /* sublayer: forms of x */
     int d, blocks, outputs;
-    float rms_eps, hc_eps;
+    float rms_eps, hc_eps, inverse_d;
 } hmix_args;
 
-DEV float logistic(float v) { return __fdiv_rn(1.0f, __fadd_rn(1.0f, expf(-v))); }
+/* Short instruction sequences: these kernels are all latency, much of it of fetching instructions. */
+DEV float inverse_root(float v) { return rsqrtf(v); }
+DEV float logistic(float v) { return __fdividef(1.0f, __fadd_rn(1.0f, __expf(-v))); }
 
 enum { PART_LANES = 7 }; /* threads that share the parts of one sum */
 
@@ -134,7 +136,7 @@ DEV float mix_factors(const hmix_args &a, int r, const float *tot, float *pre)
 {
     const float *gram = tot + GRAM;
     float square = __fadd_rn(__fadd_rn(gram[0], gram[4]), __fadd_rn(gram[7], gram[9]));
-    float rms = __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(__fdiv_rn(square, (float)(4 * a.d)), a.rms_eps)));
+    float rms = inverse_root(__fmaf_rn(square, a.inverse_d * 0.25f, a.rms_eps));
     int t = threadIdx.x;
     if (t < a.outputs) {
         float z = __fmaf_rn(__fmul_rn(tot[t], rms), a.scale[t < 4 ? 0 : t < 8 ? 1 : 2], a.base[t]);
@@ -153,7 +155,7 @@ DEV float mix_factors(const hmix_args &a, int r, const float *tot, float *pre)
         for (int j = i; j < 4; j++, p++)
             sum = __fmaf_rn(i == j ? __fmul_rn(pre[i], pre[j]) : 2.0f * __fmul_rn(pre[i], pre[j]), gram[p], sum);
     sum = sum > 0 ? sum : sum == sum ? 0.0f : sum;
-    return __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(__fdiv_rn(sum, (float)a.d), a.rms_eps)));
+    return inverse_root(__fmaf_rn(sum, a.inverse_d, a.rms_eps));
 }
 
 /* Block (256 columns, row), a thread for each column. */
@@ -227,7 +229,7 @@ void gpu_hyper(gpu *g, const nrows &r, float *streams, const be_hc *hc, const fl
     hmix_args a = {};
     a.r = r, a.streams = streams, a.part = part, a.scale = hc->scale, a.base = hc->base, a.norm = norm;
     a.mix = mix, a.f = *f, a.d = m->d, a.blocks = m->d / DOT_COLUMNS, a.outputs = 24;
-    a.rms_eps = m->rms_eps, a.hc_eps = m->hc_eps;
+    a.rms_eps = m->rms_eps, a.hc_eps = m->hc_eps, a.inverse_d = 1.0f / (float)m->d;
     GPU_CHAIN(g, hyper_mix, dim3(m->d / 256, r.n), 256, 0, a);
 }
 
@@ -240,6 +242,6 @@ void gpu_hyper_head(gpu *g, int n, float *streams, const be_hc *hc, const float 
     hmix_args a = {};
     a.r = r, a.streams = streams, a.part = part, a.scale = hc->scale, a.base = hc->base, a.norm = norm;
     a.y = y, a.x = x, a.d = m->d, a.blocks = m->d / DOT_COLUMNS, a.outputs = 4;
-    a.rms_eps = m->rms_eps, a.hc_eps = m->hc_eps;
+    a.rms_eps = m->rms_eps, a.hc_eps = m->hc_eps, a.inverse_d = 1.0f / (float)m->d;
     GPU_CHAIN(g, hyper_mix, dim3(m->d / 256, n), 256, 0, a);
 }

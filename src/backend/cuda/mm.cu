@@ -18,7 +18,7 @@ tiled gpu_tiled(const be_weight *w)
 
 int mm_splits(const tiled *w)
 {
-    const int64_t share = 8704; /* bytes */
+    const int64_t share = w->tiles >= 1024 ? 17408 : 8704; /* bytes; more where there are tiles for every warp */
     int s = 1;
     while (s < MM_WARPS && 2 * s <= w->chunks && w->bytes > share * s)
         s *= 2;
@@ -59,29 +59,37 @@ mm_job mm_plain(const be_weight *w, const mm_forms *x, float *y, int ldy)
     return j;
 }
 
-/* FAST: the types of the published trunk's dense matrices; the others need more registers. */
-template <int CT, bool FAST>
-static __global__ void __launch_bounds__(MM_THREADS, FAST ? mm_resident(CT) : 2) mm_products(const __grid_constant__ mm_args a)
+template <int CT, int COLS, bool FAST>
+static __global__ void __launch_bounds__(MM_THREADS, FAST ? mm_resident(CT, COLS) : 2)
+    mm_products(const __grid_constant__ mm_args a)
 {
-    GPU_DYNAMIC_SMEM(mm_room<CT>, room);
+    using R = mm_room<CT, COLS>;
+    GPU_DYNAMIC_SMEM(R, room);
     chain_next();
     if (a.when) {
         chain_wait();
         if (!*a.when)
             return;
     }
-    mm_block<CT, FAST>(a, (int)blockIdx.x, room);
+    mm_block<CT, COLS, FAST>(a, (int)blockIdx.x, room);
+}
+
+template <int CT, int COLS> static void launch(gpu *g, const mm_args &a, int blocks)
+{
+    auto *kernel = mm_fast(&a) ? mm_products<CT, COLS, true> : mm_products<CT, COLS, false>;
+    mm_launch<mm_room<CT, COLS>>(g, "mm_products", kernel, blocks, a);
 }
 
 void gpu_products(gpu *g, mm_args *a)
 {
     int blocks = mm_plan(a);
-    bool fast = mm_fast(a);
     a->when = g->when;
-    if (a->n <= 8)
-        mm_launch<mm_room<1>>(g, "mm_products", fast ? mm_products<1, true> : mm_products<1, false>, blocks, *a);
+    if (a->n == 1)
+        launch<1, 1>(g, *a, blocks);
+    else if (a->n <= 8)
+        launch<1, 8>(g, *a, blocks);
     else
-        mm_launch<mm_room<2>>(g, "mm_products", fast ? mm_products<2, true> : mm_products<2, false>, blocks, *a);
+        launch<2, 1>(g, *a, blocks);
 }
 
 /* --- inputs --- */

@@ -4,13 +4,14 @@
  * chunk int8 products are exact integers. Column c of column tile ct is activation row 8 ct + c; unused columns repeat
  * the last one and are not stored.
  *
- * A warp streams its chunks through a ring of its own in shared memory, filled by asynchronous copies that begin before
- * the launch waits for the one before it.
+ * A warp streams its chunks, and the columns' numbers that meet them, through a ring of its own in shared memory, filled
+ * by asynchronous copies. Weights are asked for before the launch waits for the one before it. The columns must not be
+ * loaded when they are needed: their requests would stand behind all the weights on their way.
  *
- *   colset     where the lane's columns are
- *   xpart<T>   what a lane needs of the columns for a chunk, loaded one chunk ahead
- *   chunk<T>   what a lane needs of a chunk, from the ring
- *   stream<T>  the ring and the loop over chunks */
+ *   mm_columns  where the columns are
+ *   chunk<T>    what a lane needs of a chunk, from the ring
+ *   xpart<T>    what it needs of the columns for a chunk, from the ring
+ *   stream<T>   the ring and the loop over chunks */
 #ifndef DS4_BACKEND_CUDA_MM_CUH
 #define DS4_BACKEND_CUDA_MM_CUH
 
@@ -70,10 +71,13 @@ typedef struct mm_input {
     hrows h;
 } mm_input;
 
-/* A lane's columns: places of the product's first number in column g, and of the first scale in columns 2t, 2t+1. */
-template <int CT> struct colset {
-    int at[CT], d[CT][2];
-};
+/* Columns of a product: rows[0 .. n-1] of the input (NULL: 0 .. n-1), `offset` numbers in. */
+typedef struct mm_columns {
+    const int *rows;
+    int n, offset;
+} mm_columns;
+
+DEV int column_row(const mm_columns &c, int col) { return c.rows ? c.rows[col] : col; }
 
 template <uint32_t T> struct chunk {};
 
@@ -184,45 +188,26 @@ DEV void scale_add(float (&acc)[4], float d0, float d1, float x0, float x1, cons
     acc[3] = __fmaf_rn(__fmul_rn(d1, x1), (float)c[3], acc[3]);
 }
 
-/* Columns' share of a chunk. Small types: 4 blocks, a scale each; large: 8 blocks, one scale, sums for minimums. */
-template <uint32_t T, int CT, bool HALVES> struct xpart {
+/* How a row's numbers for a chunk lie in a slot: int8 (small types: 128 and four scales; large: 256, then sums of 16, a
+ * scale apart), or halves. Rows are an odd multiple of 32 (64) bytes apart, which spreads them over the banks. */
+template <uint32_t T, bool HALVES> struct xlay {
     static const bool small = T == Q_Q8_0 || T == Q_MXFP4;
     static const bool mins = T == Q_Q2_K || T == Q_Q4_K;
-    uint2 b[HALVES ? 1 : CT][small ? 4 : 8];
-    float d[HALVES ? 1 : CT][2][small ? 4 : 1];
-    uint2 sum[mins ? CT : 1];
-    uint4 h[HALVES ? CT : 1][T == Q_F16 ? 4 : 8];
+    static const int blocks = small ? 4 : 8;                          /* of 32 */
+    static const int per = HALVES ? (T == Q_F16 ? 4 : 8) : blocks;    /* a lane's loads */
+    static const int pieces = HALVES ? 4 * per : small ? 9 : mins ? 18 : 16; /* copies of 16 bytes */
+    static const int row = HALVES ? 64 * per + 64 : small ? 160 : 288;
+    static const int bytes = row + (HALVES || small ? 0 : 4); /* of a row, its scale apart included */
 };
 
-template <uint32_t T, int CT, bool HALVES>
-DEV void load_x(xpart<T, CT, HALVES> &k, const mm_input &in, const colset<CT> &x, int at, int lane)
-{
-    using X = xpart<T, CT, HALVES>;
-    int t = lane % 4;
-#pragma unroll
-    for (int ct = 0; ct < CT; ct++) {
-        if constexpr (HALVES) {
-#pragma unroll
-            for (int i = 0; i < (T == Q_F16 ? 4 : 8); i++)
-                k.h[ct][i] = in.h.v[x.at[ct] / 4 + (T == Q_F16 ? 16 * at + 4 * i + t : 32 * at + 8 * (i / 2) + 2 * t + i % 2)];
-        } else {
-            const int8_t *q = in.q.q + x.at[ct] + (X::small ? 128 : 256) * at + 8 * t;
-#pragma unroll
-            for (int i = 0; i < (X::small ? 4 : 8); i++)
-                k.b[ct][i] = *reinterpret_cast<const uint2 *>(q + 32 * i);
-#pragma unroll
-            for (int c = 0; c < 2; c++)
-                if constexpr (X::small) {
-                    float4 v = *reinterpret_cast<const float4 *>(in.q.d + x.d[ct][c] + 4 * at);
-                    k.d[ct][c][0] = v.x, k.d[ct][c][1] = v.y, k.d[ct][c][2] = v.z, k.d[ct][c][3] = v.w;
-                } else {
-                    k.d[ct][c][0] = in.q.d[x.d[ct][c] + at];
-                }
-            if constexpr (X::mins)
-                k.sum[ct] = *reinterpret_cast<const uint2 *>(in.q.sum + x.at[ct] / 16 + 16 * at + 4 * t);
-        }
-    }
-}
+/* What a lane needs of the columns for a chunk. */
+template <uint32_t T, int CT, bool HALVES> struct xpart {
+    using L = xlay<T, HALVES>;
+    uint2 b[HALVES ? 1 : CT][L::blocks];
+    float d[HALVES ? 1 : CT][2][L::small ? 4 : 1];
+    uint2 sum[L::mins ? CT : 1];
+    uint4 h[HALVES ? CT : 1][HALVES ? L::per : 1];
+};
 
 /* Types with one activation scale per 32. */
 template <uint32_t T, int CT>
@@ -383,32 +368,123 @@ template <int CT> DEV void mul_bytes_half(const chunk<Q_Q8_0> &k, const xpart<Q_
     }
 }
 
-enum { MM_RING = 8704 /* bytes of a warp's ring */ };
+/* Bytes of a warp's ring: three blocks of eight warps on a multiprocessor of 228 KB for one column, two for more; no
+ * block over 99 KB. */
+constexpr int mm_ring(int ct, int cols) { return ct == 1 && cols > 1 ? 11264 : 9344; }
 
-/* A warp's share of a tile: `count` chunks from chunk `first` on; p: the first of them. load() may be called before
- * chain_wait(), run() after it. HALVES: float inputs, F16 and Q8_0 alone. One stream of a warp at a time. */
-template <uint32_t T, int CT, bool HALVES = T == Q_F16> struct stream {
-    static const int bytes = tile_chunk_bytes(T), slots = MM_RING / bytes;
+/* A warp's share of a tile: `count` chunks from chunk `first` on; p: the first of them. COLS: columns that the ring has
+ * room for; products with more read theirs from global memory. HALVES: float inputs, F16 and Q8_0 alone. One stream of a
+ * warp at a time. */
+template <uint32_t T, int CT, int COLS, bool HALVES = T == Q_F16> struct stream {
+    using L = xlay<T, HALVES>;
+    using X = xpart<T, CT, HALVES>;
+    static const int wbytes = tile_chunk_bytes(T), xbytes = (L::bytes * COLS + 15) / 16 * 16, slot_bytes = wbytes + xbytes;
+    static const int fit = mm_ring(CT, COLS) / slot_bytes, slots = fit < 6 ? fit : 6;
 
-    static DEV_MEMBER void fetch(uint8_t *slot, const uint8_t *p, int lane)
+    static DEV_MEMBER void fetch_w(uint8_t *slot, const uint8_t *p, int lane)
     {
 #pragma unroll
-        for (int i = 0; i < (bytes / 16 + 31) / 32; i++)
-            if (32 * i + 31 < bytes / 16 || 32 * i + lane < bytes / 16)
+        for (int i = 0; i < (wbytes / 16 + 31) / 32; i++)
+            if (32 * i + 31 < wbytes / 16 || 32 * i + lane < wbytes / 16)
                 copy_stream(slot + 512 * i + 16 * lane, p + 512 * i + 16 * lane);
     }
 
-    static DEV_MEMBER void load(uint8_t *ring, const uint8_t *p, int count, int lane)
+    /* The columns' numbers for chunk `at` of the product. */
+    static DEV_MEMBER void fetch_x(uint8_t *slot, const mm_input &in, const mm_columns &c, int at, int lane)
+    {
+        uint8_t *to = slot + wbytes;
+        for (int i = lane; i < c.n * L::pieces; i += 32) {
+            int col = i / L::pieces, k = i % L::pieces;
+            int row = column_row(c, col);
+            uint8_t *x = to + col * L::row + 16 * k;
+            if constexpr (HALVES) {
+                copy_async(x, in.h.v + (row * in.h.ld + c.offset) / 4 + 4 * L::per * at + k);
+            } else {
+                int from = row * in.q.ld + c.offset + 32 * L::blocks * at;
+                if (k < 2 * L::blocks)
+                    copy_async(x, in.q.q + from + 16 * k);
+                else if constexpr (L::small)
+                    copy_async(x, in.q.d + from / 32);
+                else
+                    copy_async(x, in.q.sum + from / 16 + 8 * (k - 2 * L::blocks));
+            }
+        }
+        if constexpr (!HALVES && !L::small)
+            if (lane < c.n) {
+                int from = column_row(c, lane) * in.q.ld + c.offset + 256 * at;
+                copy_word(to + COLS * L::row + 4 * lane, in.q.d + from / 256);
+            }
+    }
+
+    static DEV_MEMBER void load_w(uint8_t *ring, const uint8_t *p, int count, int lane)
     {
 #pragma unroll
         for (int i = 0; i < slots; i++) {
             if (i < count)
-                fetch(ring + i * bytes, p + (int64_t)i * bytes, lane);
+                fetch_w(ring + i * slot_bytes, p + (int64_t)i * wbytes, lane);
             copy_group();
         }
     }
 
-    static DEV_MEMBER void multiply(const chunk<T> &k, const xpart<T, CT, HALVES> &x, int lane, float (&acc)[CT][4],
+    static DEV_MEMBER void load_x(uint8_t *ring, const mm_input &in, const mm_columns &c, int first, int count, int lane)
+    {
+        for (int i = 0; i < slots && i < count && c.n <= COLS; i++)
+            fetch_x(ring + i * slot_bytes, in, c, first + i, lane);
+        copy_group();
+    }
+
+    /* The columns of a slot, or, if they are too many for it, of global memory. */
+    template <bool NEAR>
+    static DEV_MEMBER void take_x(X &k, const uint8_t *slot, const mm_input &in, const mm_columns &c, int at, int lane)
+    {
+        int g = lane / 4, t = lane % 4;
+#pragma unroll
+        for (int ct = 0; ct < CT; ct++) {
+            int col = 8 * ct + g < c.n ? 8 * ct + g : c.n - 1;
+            const uint8_t *x = slot + wbytes + col * L::row;
+            const uint4 *h = reinterpret_cast<const uint4 *>(x);
+            const int8_t *q = reinterpret_cast<const int8_t *>(x);
+            const int16_t *sum = reinterpret_cast<const int16_t *>(x + 32 * L::blocks);
+            if constexpr (!NEAR) {
+                int row = column_row(c, col), from = row * in.q.ld + c.offset + 32 * L::blocks * at;
+                h = in.h.v + (row * in.h.ld + c.offset) / 4 + 4 * L::per * at;
+                q = in.q.q + from;
+                sum = in.q.sum + from / 16;
+            }
+            if constexpr (HALVES) {
+#pragma unroll
+                for (int i = 0; i < L::per; i++)
+                    k.h[ct][i] = h[T == Q_F16 ? 4 * i + t : 8 * (i / 2) + 2 * t + i % 2];
+            } else {
+#pragma unroll
+                for (int i = 0; i < L::blocks; i++)
+                    k.b[ct][i] = *reinterpret_cast<const uint2 *>(q + 32 * i + 8 * t);
+                if constexpr (L::mins)
+                    k.sum[ct] = *reinterpret_cast<const uint2 *>(sum + 4 * t);
+                take_scales<NEAR>(k, slot, in, c, at, ct, t);
+            }
+        }
+    }
+
+    template <bool NEAR>
+    static DEV_MEMBER void take_scales(X &k, const uint8_t *slot, const mm_input &in, const mm_columns &c, int at, int ct,
+                                       int t)
+    {
+        const int n = L::small ? 4 : 1;
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+            int col = 8 * ct + 2 * t + e < c.n ? 8 * ct + 2 * t + e : c.n - 1;
+            const uint8_t *x = slot + wbytes + (L::small ? col * L::row + 128 : COLS * L::row + 4 * col);
+            const float *d = reinterpret_cast<const float *>(x);
+            if constexpr (!NEAR)
+                d = in.q.d + (column_row(c, col) * in.q.ld + c.offset) / (L::small ? 32 : 256) + n * at;
+#pragma unroll
+            for (int i = 0; i < n; i++)
+                k.d[ct][e][i] = d[i];
+        }
+    }
+
+    static DEV_MEMBER void multiply(const chunk<T> &k, const X &x, int lane, float (&acc)[CT][4],
                                     float (&lo)[T == Q_F16 ? CT : 1][4])
     {
         (void)lo, (void)lane;
@@ -424,27 +500,33 @@ template <uint32_t T, int CT, bool HALVES = T == Q_F16> struct stream {
             mins_q4<CT>(k, lane % 4, x, acc);
     }
 
+    /* After load_w and load_x, in either order: `late` if load_x was the second. */
     static DEV_MEMBER void run(uint8_t *ring, const uint8_t *p, int first, int count, const mm_input &in,
-                               const colset<CT> &c, int lane, float (&acc)[CT][4])
+                               const mm_columns &c, bool late, int lane, float (&acc)[CT][4])
     {
         float lo[T == Q_F16 ? CT : 1][4] = {};
-        xpart<T, CT, HALVES> x;
-        if (count > 0)
-            load_x(x, in, c, first, lane);
+        if (late)
+            copy_wait_group<0>();
 #pragma unroll 1
         for (int i = 0, slot = 0; i < count; i++, slot = slot + 1 == slots ? 0 : slot + 1) {
+            uint8_t *at = ring + slot * slot_bytes;
             chunk<T> k;
-            xpart<T, CT, HALVES> now = x;
+            X x;
             copy_wait_group<slots - 1>();
             __syncwarp();
-            load_chunk<T>(k, ring + slot * bytes, lane);
-            if (i + 1 < count)
-                load_x(x, in, c, first + i + 1, lane);
+            load_chunk<T>(k, at, lane);
+            if (c.n <= COLS)
+                take_x<true>(x, at, in, c, first + i, lane);
+            else
+                take_x<false>(x, at, in, c, first + i, lane);
             __syncwarp();
-            if (i + slots < count)
-                fetch(ring + slot * bytes, p + (int64_t)(i + slots) * bytes, lane);
+            if (i + slots < count) {
+                if (c.n <= COLS)
+                    fetch_x(at, in, c, first + i + slots, lane);
+                fetch_w(at, p + (int64_t)(i + slots) * wbytes, lane);
+            }
             copy_group();
-            multiply(k, now, lane, acc, lo);
+            multiply(k, x, lane, acc, lo);
         }
         __syncwarp();
 #pragma unroll

@@ -1,21 +1,50 @@
-/* mm_block.cuh: what a block of MM_WARPS warps does with a job of products.cuh. */
+/* mm_block.cuh: what a block of MM_WARPS warps does with a job of products.cuh. Kernels come in three instances, for 1, up
+ * to 8 and up to 16 rows: CT column tiles, rings with room for COLS columns: <1, 1>, <1, 8>, <2, 1>. */
 #ifndef DS4_BACKEND_CUDA_MM_BLOCK_CUH
 #define DS4_BACKEND_CUDA_MM_BLOCK_CUH
 
 #include "backend/cuda/products.cuh"
 
-/* One tile's share of a warp, of any type that tiles have; loads before the wait. */
-template <uint32_t T, int CT, bool HALVES = T == Q_F16>
+/* Dynamic shared memory of a block: the warps' rings; once all have run, what they share. */
+template <int CT, int COLS> union mm_room {
+    alignas(16) uint8_t ring[MM_WARPS][mm_ring(CT, COLS)];
+    struct {
+        float part[MM_WARPS * CT * 128], room[8 * CT * 33];
+    };
+};
+
+/* One tile's share of a warp, of any type that tiles have; weights before the wait. */
+template <uint32_t T, int CT, int COLS, bool HALVES = T == Q_F16>
 DEV void mm_share(const mm_job &j, int tile, int split, int n, int lane, uint8_t *ring, float (&acc)[CT][4])
 {
+    using S = stream<T, CT, COLS, HALVES>;
     int from = j.w.chunks * split / j.splits, count = j.w.chunks * (split + 1) / j.splits - from;
     const uint8_t *p = j.w.p + (int64_t)tile * j.w.bytes + (int64_t)from * tile_chunk_bytes(T);
-    using S = stream<T, CT, HALVES>;
-    colset<CT> c;
-    S::load(ring, p, count, lane);
+    mm_columns c = {NULL, n, tile / j.group_tiles * j.w.chunks * tile_inputs(T)};
+    S::load_w(ring, p, count, lane);
     chain_wait();
-    set_columns<CT>(c, j.x, n, lane, tile / j.group_tiles * j.w.chunks * tile_inputs(T));
-    S::run(ring, p, from, count, j.x, c, lane, acc);
+    S::load_x(ring, j.x, c, from, count, lane);
+    S::run(ring, p, from, count, j.x, c, true, lane, acc);
+}
+
+/* FAST: the types of the published trunk's dense matrices. */
+template <int CT, int COLS, bool FAST>
+DEV void mm_any(const mm_job &j, int tile, int split, int n, int lane, uint8_t *ring, float (&acc)[CT][4])
+{
+    if (j.w.type == Q_Q8_0)
+        mm_share<Q_Q8_0, CT, COLS>(j, tile, split, n, lane, ring, acc);
+    else if (j.w.type == Q_F16)
+        mm_share<Q_F16, CT, COLS>(j, tile, split, n, lane, ring, acc);
+    else if constexpr (!FAST) {
+        if (j.w.type == Q_MXFP4)
+            mm_share<Q_MXFP4, CT, COLS>(j, tile, split, n, lane, ring, acc);
+        else if (j.w.type == Q_Q4_K)
+            mm_share<Q_Q4_K, CT, COLS>(j, tile, split, n, lane, ring, acc);
+        else if (j.w.type == Q_Q2_K)
+            mm_share<Q_Q2_K, CT, COLS>(j, tile, split, n, lane, ring, acc);
+        else
+            mm_share<Q_IQ2_XXS, CT, COLS>(j, tile, split, n, lane, ring, acc);
+    }
 }
 
 template <int CT> DEV void mm_store(const mm_job &j, int tile0, int n, const float *part)
@@ -48,33 +77,8 @@ template <int CT> DEV void mm_quantise(const mm_job &j, int tile0, int n, const 
     }
 }
 
-template <int CT, bool FAST>
-DEV void mm_any(const mm_job &j, int tile, int split, int n, int lane, uint8_t *ring, float (&acc)[CT][4])
-{
-    if (j.w.type == Q_Q8_0)
-        mm_share<Q_Q8_0, CT>(j, tile, split, n, lane, ring, acc);
-    else if (j.w.type == Q_F16)
-        mm_share<Q_F16, CT>(j, tile, split, n, lane, ring, acc);
-    else if constexpr (!FAST) {
-        if (j.w.type == Q_MXFP4)
-            mm_share<Q_MXFP4, CT>(j, tile, split, n, lane, ring, acc);
-        else if (j.w.type == Q_Q4_K)
-            mm_share<Q_Q4_K, CT>(j, tile, split, n, lane, ring, acc);
-        else if (j.w.type == Q_Q2_K)
-            mm_share<Q_Q2_K, CT>(j, tile, split, n, lane, ring, acc);
-        else
-            mm_share<Q_IQ2_XXS, CT>(j, tile, split, n, lane, ring, acc);
-    }
-}
-
-/* Dynamic shared memory of a block: the rings, then what the warps share. */
-template <int CT> struct mm_room {
-    alignas(16) uint8_t ring[MM_WARPS][MM_RING];
-    float part[MM_WARPS * CT * 128], room[8 * CT * 33];
-};
-
 /* Block `block` of the launch's products; returns the job's number. Waits for the kernel before on every path. */
-template <int CT, bool FAST> DEV int mm_block(const mm_args &a, int block, mm_room<CT> *s)
+template <int CT, int COLS, bool FAST> DEV int mm_block(const mm_args &a, int block, mm_room<CT, COLS> *s)
 {
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, i = 0;
     while (i + 1 < a.k && block >= a.job[i + 1].first)
@@ -83,9 +87,10 @@ template <int CT, bool FAST> DEV int mm_block(const mm_args &a, int block, mm_ro
     int tiles = MM_WARPS / j.splits, tile0 = (block - j.first) * tiles, tile = tile0 + warp / j.splits;
     float acc[CT][4] = {};
     if (tile < j.w.tiles)
-        mm_any<CT, FAST>(j, tile, warp % j.splits, a.n, lane, s->ring[warp], acc);
+        mm_any<CT, COLS, FAST>(j, tile, warp % j.splits, a.n, lane, s->ring[warp], acc);
     else
         chain_wait();
+    __syncthreads();
     put_part<CT>(s->part, warp, lane, acc);
     __syncthreads();
     if (j.out.q)
@@ -95,7 +100,7 @@ template <int CT, bool FAST> DEV int mm_block(const mm_args &a, int block, mm_ro
     return i;
 }
 
-constexpr int mm_resident(int ct) { return ct == 1 ? 3 : 2; } /* blocks of a multiprocessor */
+constexpr int mm_resident(int ct, int cols) { return ct == 1 && cols == 1 ? 3 : 2; } /* blocks of a multiprocessor */
 
 /* Launches a kernel whose dynamic shared memory is an R. */
 template <class R, class... P, class... A>

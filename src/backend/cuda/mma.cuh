@@ -89,6 +89,17 @@ template <int N> DEV void copy_wait_group()
 #endif
 }
 
+/* Four bytes, for what is not aligned to more. */
+DEV void copy_word(void *shared, const void *global)
+{
+#if defined(__CUDA_ARCH__)
+    uint32_t to = (uint32_t)__cvta_generic_to_shared(shared);
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(global) : "memory");
+#else
+    *reinterpret_cast<uint32_t *>(shared) = *reinterpret_cast<const uint32_t *>(global);
+#endif
+}
+
 /* copy_async for weights, which are read once and in long runs. */
 DEV void copy_stream(void *shared, const void *global)
 {

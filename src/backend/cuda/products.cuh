@@ -57,22 +57,6 @@ void gpu_products(gpu *g, mm_args *a);
 
 /* --- inside kernels --- */
 
-/* Columns = rows 0 .. n-1, from number `offset` on. */
-template <int CT> DEV void set_columns(colset<CT> &c, const mm_input &in, int n, int lane, int offset)
-{
-    int g = lane / 4, t = lane % 4, ld = in.q.q ? in.q.ld : in.h.ld, group = in.q.q ? in.q.group : 32;
-#pragma unroll
-    for (int ct = 0; ct < CT; ct++) {
-        int r = 8 * ct + g < n ? 8 * ct + g : n - 1;
-        c.at[ct] = r * ld + offset;
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            int col = 8 * ct + 2 * t + i < n ? 8 * ct + 2 * t + i : n - 1;
-            c.d[ct][i] = (col * ld + offset) / group;
-        }
-    }
-}
-
 /* part[warp][ct * 128 + 32 i + lane] */
 template <int CT> DEV void put_part(float *part, int warp, int lane, const float (&acc)[CT][4])
 {
