@@ -193,6 +193,9 @@ static inline void emu_mma_tf32(float (&c)[4], const uint32_t (&a)[4], uint32_t 
 unsigned long long emu_clock(void); /* nanoseconds */
 
 /* --- arithmetic --- */
+static inline float rsqrtf(float v) { return 1.0f / sqrtf(v); }
+static inline float __fdividef(float a, float b) { return a / b; }
+static inline float __expf(float v) { return expf(v); }
 static inline float __uint_as_float(unsigned u)
 {
     float f;
