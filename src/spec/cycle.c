@@ -206,8 +206,8 @@ int cycle_step(cycle *c, session *s, int32_t anchor, int max, int32_t *out, int 
     return 0;
 }
 
-/* Best of a few times of one job: after a warm-up (two where the first is issued and the second captured) three more, or
- * the first one alone if the machine is slow. */
+/* Best of a few times of one job: after a warm-up (two where the first is issued and the second captured) three more,
+ * or the first one alone if the machine is slow. */
 typedef int (*timed_fn)(cycle *c, session *s, int n, double *seconds, ds4_err *e);
 
 static int time_job(cycle *c, session *s, timed_fn fn, int n, double *best, ds4_err *e)

@@ -105,12 +105,13 @@ int device_step(cycle *c, session *s, int32_t anchor, cycle_plan *pl, int32_t *o
         return rc;
     if (pl->most)
         account(st, r, pl);
+    const int a = cycle_accepts(c, r->k, r->accepted);
     pl->k = r->k;
-    *accepted = r->accepted;
-    memcpy(out, r->choice, (size_t)(r->accepted + 1) * sizeof *out);
+    *accepted = a;
+    memcpy(out, r->choice, (size_t)(a + 1) * sizeof *out);
     tokens[0] = anchor;
-    memcpy(tokens + 1, out, (size_t)r->accepted * sizeof *out);
-    session_settle(s, tokens, r->accepted + 1, r->accepted);
+    memcpy(tokens + 1, out, (size_t)a * sizeof *out);
+    session_settle(s, tokens, a + 1, a);
     const double end = clock_now();
     pl->forward_s = end - t.start - pl->propose_s;
     st->bytes_to_host += sizeof *r;

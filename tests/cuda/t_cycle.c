@@ -125,7 +125,7 @@ static void run_chain(backend *b, const chain_case *k, bool whole, bool go, be_c
     b->op->download(b, logits, x, sizeof k->logits);
 }
 
-/* The fused chain gives the bits of one Markov term and one choice after the other, and nothing behind a closed gate. */
+/* The fused chain gives the bits of Markov term and choice one after the other, and nothing behind a closed gate. */
 static void the_chain_equals_its_parts(void **state)
 {
     (void)state;
