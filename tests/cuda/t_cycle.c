@@ -246,6 +246,13 @@ static void the_hosts_way_decides_the_same(void **state)
     }
     print_message("%llu cycles gated\n", (unsigned long long)gated);
     assert_true(cut > 0);
+    uint64_t after;
+    dspark_close(&b.ds);
+    rig_check(dspark_open(&b.ds, &b.t.r.m, false, &b.st, &e), &e);
+    rig_check(cycle_measure(&b.c, &b.s, &e), &e); /* with the device's own time of a proposal */
+    assert_true(b.sched.cost[0].known && b.sched.cost[0].p > 0 && b.sched.cost[0].t[1] > 0);
+    rig_check(session_hash(&b.s, &after, &e), &e);
+    assert_true(after == h[1] && b.s.state == SESSION_READY);
     close_bench(&b);
 }
 
