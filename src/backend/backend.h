@@ -272,6 +272,9 @@ typedef struct backend_ops {
     void (*when)(backend *b, const int32_t *flag);
     /* pick with the temperature and the seed of c->in. */
     void (*pick_in)(backend *b, int n, const float *logits, const be_cycle *c, const int32_t *pos, int32_t *out);
+    /* (may be NULL) markov and pick_in for n drafts, one after the other: row i of the logits takes the term of
+     * c->in.draft[i], its choice is c->in.draft[i + 1]. Same bits. False: nothing was done, the caller issues them. */
+    bool (*chain)(backend *b, int n, const be_weight *w1, const be_weight *w2, be_cycle *c, float *logits);
     /* c->go = the first confidence, of logit[0], is not below the gate. Stamp 3. */
     void (*gate)(backend *b, be_cycle *c);
     /* Given n drafts and the logits of their confidences: k, wanted = k + 1, and the tokens of the trunk's rows 1 .. n

@@ -278,9 +278,11 @@ static void cycle_drafts(model *m, int n, bool timing)
     be_cycle *c = m->sc.cycle;
     forward_draft_head(m, n);
     cycle_stamp(m, timing, 4);
-    for (int i = 0; i < n; i++) {
+    const be_weight *w1 = &m->dw.markov_w1, *w2 = &m->dw.markov_w2;
+    const bool whole = m->b->op->chain && m->b->op->chain(m->b, n, w1, w2, c, m->sc.draft_logits);
+    for (int i = 0; i < n && !whole; i++) {
         float *logits = m->sc.draft_logits + (size_t)i * vocab;
-        m->b->op->markov(m->b, &m->dw.markov_w1, &m->dw.markov_w2, &c->in.draft[i], logits);
+        m->b->op->markov(m->b, w1, w2, &c->in.draft[i], logits);
         m->b->op->pick_in(m->b, 1, logits, c, &c->in.draft_pos[i], &c->in.draft[i + 1]);
     }
     cycle_stamp(m, timing, 5);

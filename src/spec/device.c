@@ -31,7 +31,6 @@ static void fill(const cycle *c, const session *s, int32_t anchor, int most, be_
     memset(in, 0, sizeof *in);
     in->seed = c->sample.seed;
     in->temp = c->sample.temp;
-    in->serial = m->sc.record->serial + 1;
     in->eos = c->eos;
     in->vocab = m->s.dims.vocab;
     in->most = most;
@@ -68,26 +67,40 @@ static int check_record(session *s, const be_record *r, int32_t serial, int most
     return ds4_fail(e, DS4_EBACKEND, "the device left no valid record of a cycle at position %d", s->pos);
 }
 
-int device_step(cycle *c, session *s, int32_t anchor, cycle_plan *pl, int32_t *out, int *accepted, ds4_err *e)
+/* What a step took, by the host's clock. */
+typedef struct step_clock {
+    double start, issued, waited;
+} step_clock;
+
+/* Reserves rows, uploads, issues, waits; a valid record is there afterwards. */
+static int run(cycle *c, session *s, be_cycle_in *in, bool timing, bool *first, step_clock *t, ds4_err *e)
 {
     model *m = c->m;
-    backend *b = m->b;
-    ds4_stats *st = c->stats;
-    be_cycle_in in;
-    int32_t tokens[PLAN_ROWS];
-    const double start = clock_now();
-    int rc = session_reserve(s, anchor, pl->most + 1, e);
+    int rc = session_reserve(s, in->draft[0], in->most + 1, e);
     if (rc)
         return rc;
-    fill(c, s, anchor, pl->most, &in);
-    b->op->upload(b, &m->sc.cycle->in, &in, sizeof in);
-    pl->first = forward_cycle(m, s->k, pl->most, s->pos + pl->most, pl->most && st->timing);
-    const double issued = clock_now();
+    in->serial = m->sc.record->serial + 1;
+    m->b->op->upload(m->b, &m->sc.cycle->in, in, sizeof *in);
+    *first = forward_cycle(m, s->k, in->most, s->pos + in->most, timing);
+    t->issued = clock_now();
     rc = session_wait(s, e);
-    const double waited = clock_now();
-    const be_record *r = m->sc.record;
+    t->waited = clock_now();
     if (!rc)
-        rc = check_record(s, r, in.serial, pl->most, e);
+        rc = check_record(s, m->sc.record, in->serial, in->most, e);
+    if (!rc && in->most)
+        s->absorbed = s->pos;
+    return rc;
+}
+
+int device_step(cycle *c, session *s, int32_t anchor, cycle_plan *pl, int32_t *out, int *accepted, ds4_err *e)
+{
+    ds4_stats *st = c->stats;
+    const be_record *r = c->m->sc.record;
+    be_cycle_in in;
+    int32_t tokens[PLAN_ROWS];
+    step_clock t = {.start = clock_now()};
+    fill(c, s, anchor, pl->most, &in);
+    int rc = run(c, s, &in, pl->most && st->timing, &pl->first, &t, e);
     if (rc)
         return rc;
     if (pl->most)
@@ -98,15 +111,28 @@ int device_step(cycle *c, session *s, int32_t anchor, cycle_plan *pl, int32_t *o
     memcpy(out, r->choice, (size_t)(a + 1) * sizeof *out);
     tokens[0] = anchor;
     memcpy(tokens + 1, out, (size_t)a * sizeof *out);
-    if (pl->most)
-        s->absorbed = s->pos;
     session_settle(s, tokens, a + 1, a);
     const double end = clock_now();
-    pl->forward_s = end - start - pl->propose_s;
+    pl->forward_s = end - t.start - pl->propose_s;
     st->bytes_to_host += sizeof *r;
     if (pl->wanted) {
         st->device_cycles++;
-        st->host += (issued - start) + (end - waited);
+        st->host += (t.issued - t.start) + (end - t.waited);
     }
+    return 0;
+}
+
+int device_time_proposal(cycle *c, session *s, int most, double *seconds, ds4_err *e)
+{
+    be_cycle_in in;
+    step_clock t;
+    bool first;
+    fill(c, s, 0, most, &in);
+    in.rule = (be_rule){.threshold = 2}; /* no gate, and nothing is sure enough to be verified */
+    int rc = run(c, s, &in, false, &first, &t, e);
+    if (rc)
+        return rc;
+    *seconds = c->m->sc.record->ns[5] * 1e-9;
+    session_commit(s, 0, -1);
     return 0;
 }

@@ -25,5 +25,7 @@ int cycle_accepts(cycle *c, int k, int accepted);
 bool device_can(cycle *c, session *s, int most);
 /* The cycle; commits. out: accepted drafts, then the next anchor. */
 int device_step(cycle *c, session *s, int32_t anchor, cycle_plan *pl, int32_t *out, int *accepted, ds4_err *e);
+/* Seconds of a full proposal at the session's position, where device_can(c, s, most). Commits nothing. */
+int device_time_proposal(cycle *c, session *s, int most, double *seconds, ds4_err *e);
 
 #endif

@@ -6,10 +6,11 @@
 #include "util/unit.h"
 
 #include "backend/cuda/cuda_open.h"
+#include "cuda/util_ops.h"
 #include "spec/cycle.h"
 #include "util/v4_rig.h"
 
-enum { PROMPT = 45, TOKENS = 15, BLOCK = 5 };
+enum { PROMPT = 45, TOKENS = 15, BLOCK = 5, VOCAB = 320, RANK = 256 };
 
 /* --- decisions --- */
 
@@ -97,6 +98,70 @@ static void the_device_decides_like_the_host(void **state)
     v4_close(&t);
 }
 
+/* --- the chain --- */
+
+typedef struct chain_case {
+    be_weight w1, w2; /* bound */
+    be_cycle c;
+    float logits[BLOCK * VOCAB];
+} chain_case;
+
+static void run_chain(backend *b, const chain_case *k, bool whole, bool go, be_cycle *out, float *logits)
+{
+    be_cycle *dev = b->op->alloc(b, sizeof *dev), start = k->c;
+    float *x = b->op->alloc(b, sizeof k->logits);
+    start.go = go;
+    b->op->upload(b, dev, &start, sizeof start);
+    b->op->upload(b, x, k->logits, sizeof k->logits);
+    b->op->when(b, &dev->go);
+    if (whole)
+        assert_true(b->op->chain(b, BLOCK, &k->w1, &k->w2, dev, x));
+    for (int i = 0; i < BLOCK && !whole; i++) {
+        b->op->markov(b, &k->w1, &k->w2, &dev->in.draft[i], x + i * VOCAB);
+        b->op->pick_in(b, 1, x + i * VOCAB, dev, &dev->in.draft_pos[i], &dev->in.draft[i + 1]);
+    }
+    b->op->when(b, NULL);
+    b->op->download(b, out, dev, sizeof *out);
+    b->op->download(b, logits, x, sizeof k->logits);
+}
+
+/* The fused chain gives the bits of Markov term and choice one after the other, and nothing behind a closed gate. */
+static void the_chain_equals_its_parts(void **state)
+{
+    (void)state;
+    static const uint32_t types[] = {Q_Q8_0, Q_F16, Q_Q4_K};
+    chain_case *k = calloc(1, sizeof *k);
+    float *one = calloc(2, sizeof k->logits), *two = one + BLOCK * VOCAB;
+    rng g = {5};
+    ds4_err e = {0};
+    backend *b = open_gpu(BE_ACT_Q8, &(be_dims){.d = RANK, .vocab = VOCAB});
+    for (int t = 0; t < 6; t++) {
+        be_weight w1 = make_weight(&g, Q_Q8_0, RANK, VOCAB, 1), w2 = make_weight(&g, types[t % 3], RANK, VOCAB, 1);
+        be_cycle a, c;
+        k->w1 = bound(b, &w1);
+        k->w2 = bound(b, &w2);
+        k->c = (be_cycle){.in = {.seed = 77, .temp = t < 3 ? 0 : 0.8f}};
+        k->c.in.draft[0] = 11;
+        for (int i = 0; i < BLOCK; i++)
+            k->c.in.draft_pos[i] = 90 + i;
+        fill_normal(&g, k->logits, BLOCK * VOCAB, 1);
+        run_chain(b, k, false, true, &a, one);
+        run_chain(b, k, true, true, &c, two);
+        assert_memory_equal(a.in.draft, c.in.draft, sizeof a.in.draft);
+        assert_memory_equal(one, two, sizeof k->logits);
+        assert_true(memcmp(one, k->logits, sizeof k->logits) != 0);
+        run_chain(b, k, true, false, &c, two);
+        assert_memory_equal(c.in.draft, k->c.in.draft, sizeof c.in.draft);
+        assert_memory_equal(two, k->logits, sizeof k->logits);
+        free_weight(&w1);
+        free_weight(&w2);
+    }
+    rig_check(b->op->sync(b, &e), &e);
+    b->op->close(b);
+    free(one);
+    free(k);
+}
+
 /* --- whole cycles --- */
 
 typedef struct bench {
@@ -181,6 +246,13 @@ static void the_hosts_way_decides_the_same(void **state)
     }
     print_message("%llu cycles gated\n", (unsigned long long)gated);
     assert_true(cut > 0);
+    uint64_t after;
+    dspark_close(&b.ds);
+    rig_check(dspark_open(&b.ds, &b.t.r.m, false, &b.st, &e), &e);
+    rig_check(cycle_measure(&b.c, &b.s, &e), &e); /* with the device's own time of a proposal */
+    assert_true(b.sched.cost[0].known && b.sched.cost[0].p > 0 && b.sched.cost[0].t[1] > 0);
+    rig_check(session_hash(&b.s, &after, &e), &e);
+    assert_true(after == h[1] && b.s.state == SESSION_READY);
     close_bench(&b);
 }
 
@@ -218,6 +290,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_device_decides_like_the_host),
+        cmocka_unit_test(the_chain_equals_its_parts),
         cmocka_unit_test(the_hosts_way_decides_the_same),
         cmocka_unit_test(a_failing_device_poisons_the_session),
     };

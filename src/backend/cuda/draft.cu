@@ -1,27 +1,9 @@
 /* draft.cu: choosing a token. */
 #include "backend/cuda/gpu.cuh"
+#include "backend/cuda/draft.cuh"
 #include "backend/cuda/mma.cuh"
 
 enum { CHUNK = 2048 };
-
-/* The position-keyed noise of base/noise.h. */
-DEV uint64_t mix_bits(uint64_t x)
-{
-    x ^= x >> 30;
-    x *= 0xbf58476d1ce4e5b9ull;
-    x ^= x >> 27;
-    x *= 0x94d049bb133111ebull;
-    return x ^ x >> 31;
-}
-
-DEV float gumbel(uint64_t seed, uint32_t pos, uint32_t token)
-{
-    uint64_t h = mix_bits(seed + 0x9e3779b97f4a7c15ull * ((uint64_t)pos + 1));
-    h = mix_bits(h ^ 0xd1342543de82ef95ull * ((uint64_t)token + 1)) | 1;
-    float v = __fmul_rn(__ull2float_rn(h), 5.42101086242752217e-20f); /* 2^-64 */
-    v = v < 1.0f ? v : 1.0f - 5.9604644775390625e-8f;
-    return -logf(-log1pf(-v));
-}
 
 typedef struct pick_args {
     const float *logits;
@@ -47,11 +29,8 @@ static __global__ void __launch_bounds__(GPU_THREADS) pick_chunk(const pick_args
     const uint64_t seed = a.c ? a.c->in.seed : a.seed;
     unsigned long long top = 0;
     for (int t = from + (int)threadIdx.x; t < to; t += blockDim.x) {
-        float v = a.logits[(int64_t)r * a.vocab + t];
-        if (temp > 0)
-            v = __fadd_rn(__fdiv_rn(v, temp), gumbel(seed, (uint32_t)a.pos[r], (uint32_t)t));
-        unsigned long long key = ranked(order_key(v), (uint32_t)t);
-        top = v > -INFINITY && key > top ? key : top;
+        unsigned long long key = candidate(a.logits[(int64_t)r * a.vocab + t], temp, seed, (uint32_t)a.pos[r], t);
+        top = key > top ? key : top;
     }
     top = block_max(top, room);
     if (threadIdx.x == 0)
@@ -71,7 +50,7 @@ static __global__ void pick_row(const pick_args a)
     }
     top = warp_max(top);
     if (threadIdx.x == 0)
-        a.out[blockIdx.x] = top ? (int32_t)ranked_index(top) : 0;
+        a.out[blockIdx.x] = chosen(top);
 }
 
 static void pick(gpu *g, int n, pick_args a)

@@ -244,6 +244,7 @@ void gpu_markov(backend *b, const be_weight *w1, const be_weight *w2, const int3
 void gpu_pick_in(backend *b, int n, const float *logits, const be_cycle *c, const int32_t *pos, int32_t *out);
 void gpu_stamp(backend *b, be_cycle *c, int i);
 void gpu_when(backend *b, const int32_t *flag);
+bool gpu_chain(backend *b, int n, const be_weight *w1, const be_weight *w2, be_cycle *c, float *logits);
 void gpu_gate(backend *b, be_cycle *c);
 void gpu_plan(backend *b, int n, be_cycle *c);
 void gpu_judge(backend *b, be_cycle *c, be_record *out);

@@ -1,5 +1,6 @@
-/* markov.cu: the drafter's Markov term and its confidence head. */
-#include "backend/cuda/mma.cuh"
+/* markov.cu: the drafter's Markov term, alone and as a chain of drafts, and its confidence head. */
+#include "backend/cuda/draft.cuh"
+#include "backend/cuda/mm_block.cuh"
 #include "backend/cuda/view.cuh"
 
 /* --- the Markov term of the drafter: logits += w2 . (row *prev of w1) --- */
@@ -33,6 +34,174 @@ void gpu_markov(backend *b, const be_weight *w1, const be_weight *w2, const int3
     GPU_CHAIN(g, table_row, 1, 64, 0, view_of(g, w1), prev, row, g->when, g->fault);
     be_linear job = {w2, row, logits, (int)w2->ne0, (int)w2->ne1, 1};
     gpu_linear_add(g, &job);
+}
+
+/* --- the chain, two launches for each draft: logits with the best candidate of every block, then the choice, which
+ * also prepares the next row of w1. Sums and choices are those of markov and pick. --- */
+
+enum { CHAIN_RANK = 1024 /* most numbers of a Markov row */ };
+
+typedef struct chain_args {
+    mm_job job; /* w2 and its input */
+    wview w1;
+    mm_forms forms; /* the same input, to be written */
+    const be_cycle *c;
+    const int32_t *prev, *pos; /* token whose row is next; position that the choice will take */
+    float *logits;
+    unsigned long long *best; /* [blocks] */
+    int blocks;
+    int32_t *out; /* the choice */
+    const int32_t *when;
+    gpu_fault *fault;
+} chain_args;
+
+template <bool FAST>
+static __global__ void __launch_bounds__(MM_THREADS, 2) chain_logits(const __grid_constant__ chain_args a)
+{
+    GPU_DYNAMIC_SMEM(mm_room<1>, s);
+    __shared__ unsigned long long room[32];
+    const mm_job &j = a.job;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, tiles = MM_WARPS / j.splits;
+    const int tile0 = (int)blockIdx.x * tiles, tile = tile0 + warp / j.splits;
+    float acc[1][4] = {};
+    chain_next();
+    if (a.when) {
+        chain_wait();
+        if (!*a.when)
+            return;
+    }
+    if (tile < j.w.tiles)
+        mm_any<1, FAST>(j, tile, warp % j.splits, 1, lane, s->ring[warp], acc);
+    else
+        chain_wait();
+    put_part<1>(s->part, warp, lane, acc);
+    __syncthreads();
+    unsigned long long top = 0;
+    for (int v = threadIdx.x; v < tiles * 128; v += MM_THREADS) {
+        int row, col, at = tile0 + v / 128;
+        float y = sum_parts<1>(s->part, v / 128 * j.splits, j.splits, v % 128, &row, &col);
+        if (at >= j.w.tiles || col > 0)
+            continue;
+        const int token = TILE_ROWS * at + row;
+        y = __fadd_rn(a.logits[token], y);
+        a.logits[token] = y;
+        unsigned long long key = candidate(y, a.c->in.temp, a.c->in.seed, (uint32_t)*a.pos, token);
+        top = key > top ? key : top;
+    }
+    top = block_max(top, room);
+    if (threadIdx.x == 0)
+        a.best[blockIdx.x] = top;
+}
+
+/* Writes the forms of `n` numbers (rounded up with zeros), one block of GPU_THREADS. */
+DEV void write_forms(const mm_forms &f, const float *x, int n)
+{
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    for (int at = 32 * warp; f.q32.q && at < n; at += 32 * GPU_WARPS)
+        warp_quantise32(f.q32, 0, at, x[at + lane], lane);
+    for (int at = 128 * warp; f.h.v && at < n; at += 128 * GPU_WARPS) {
+        const float v[4] = {x[at + 4 * lane], x[at + 4 * lane + 1], x[at + 4 * lane + 2], x[at + 4 * lane + 3]};
+        if (at + 4 * lane < n)
+            put_halves(f.h, 0, at, v, lane);
+    }
+    for (int at = 256 * warp; f.q256.q && at < n; at += 256 * GPU_WARPS) {
+        float v[8];
+        for (int e = 0; e < 8; e++)
+            v[e] = x[at + 32 * e + lane];
+        warp_quantise256(f.q256, 0, at, v, lane);
+    }
+}
+
+/* One block. reduce: chooses from the candidates; otherwise the token is *prev. last: no row is needed any more. */
+static __global__ void __launch_bounds__(GPU_THREADS)
+    chain_token(const __grid_constant__ chain_args a, bool reduce, bool last)
+{
+    __shared__ unsigned long long room[32];
+    __shared__ float row[CHAIN_RANK];
+    chain_wait();
+    if (a.when && !*a.when)
+        return;
+    int32_t token;
+    if (reduce) {
+        unsigned long long top = 0;
+        for (int i = threadIdx.x; i < a.blocks; i += GPU_THREADS)
+            top = a.best[i] > top ? a.best[i] : top;
+        token = chosen(block_max(top, room));
+        if (threadIdx.x == 0)
+            *a.out = token;
+    } else
+        token = *a.prev;
+    if (last)
+        return;
+    if (token < 0 || token >= a.w1.ne1) {
+        if (threadIdx.x == 0 && a.fault->kind == FAULT_NONE)
+            *a.fault = gpu_fault{FAULT_MARKOV, token, (int)a.w1.ne1};
+        token = 0;
+    }
+    const wrow from = row_of(a.w1, 0, token);
+    for (int u = threadIdx.x; 32 * u < CHAIN_RANK; u += GPU_THREADS) {
+        float v[32] = {};
+        if (32 * u < a.w1.ne0)
+            unit_values(a.w1, from, u, v);
+        for (int i = 0; i < 32; i++)
+            row[32 * u + i] = v[i];
+    }
+    __syncthreads();
+    write_forms(a.forms, row, a.w1.ne0);
+}
+
+/* Scratch for the row's forms; false after a failure. */
+static bool chain_forms(gpu *g, const be_weight *w2, mm_forms *f)
+{
+    const int n = (int)w2->ne0, group = unit_group(w2->type);
+    char *at = (char *)gpu_scratch_get(g, G_HIDDEN, (size_t)n * 8 + 256);
+    qrows *q = group == 32 ? &f->q32 : &f->q256;
+    if (!at)
+        return false;
+    if (group == 0) {
+        f->h = hrows{(uint4 *)at, n};
+        return true;
+    }
+    q->ld = n;
+    q->group = group;
+    q->q = (int8_t *)at;
+    q->d = (float *)(at + n);
+    q->sum = group == 256 ? (int16_t *)(at + 2 * n) : NULL;
+    return true;
+}
+
+bool gpu_chain(backend *b, int n, const be_weight *w1, const be_weight *w2, be_cycle *c, float *logits)
+{
+    gpu *g = gpu_of(b);
+    chain_args a = {};
+    mm_args plan = {};
+    if (g->act != BE_ACT_Q8 || !gpu_is_tiled(w2) || w1->ne0 > CHAIN_RANK || w1->ne0 != w2->ne0 ||
+        w2->ne1 != b->dims.vocab)
+        return false;
+    if (!gpu_ok(g) || !chain_forms(g, w2, &a.forms))
+        return true;
+    plan.k = plan.n = 1;
+    plan.job[0] = mm_plain(w2, &a.forms, logits, (int)w2->ne1);
+    a.blocks = mm_plan(&plan);
+    a.job = plan.job[0];
+    a.w1 = view_of(g, w1);
+    a.c = c;
+    a.when = g->when;
+    a.fault = g->fault;
+    a.best = (unsigned long long *)gpu_scratch_get(g, G_KEY, (size_t)a.blocks * sizeof *a.best);
+    if (!a.best)
+        return true;
+    auto *kernel = mm_fast(&plan) ? chain_logits<true> : chain_logits<false>;
+    a.prev = &c->in.draft[0];
+    GPU_CHAIN(g, chain_token, 1, GPU_THREADS, 0, a, false, false);
+    for (int i = 0; i < n; i++) {
+        a.pos = &c->in.draft_pos[i];
+        a.logits = logits + (size_t)i * (size_t)b->dims.vocab;
+        a.out = &c->in.draft[i + 1];
+        mm_launch<mm_room<1>>(g, "chain_logits", kernel, a.blocks, a);
+        GPU_CHAIN(g, chain_token, 1, GPU_THREADS, 0, a, true, i + 1 == n);
+    }
+    return true;
 }
 
 /* --- confidence: w . [hidden ; row prev of w1], one block per row, float64 --- */

@@ -133,6 +133,7 @@ static const backend_ops *gpu_ops(void)
         .stamp = gpu_stamp,
         .when = gpu_when,
         .pick_in = gpu_pick_in,
+        .chain = gpu_chain,
         .gate = gpu_gate,
         .plan = gpu_plan,
         .judge = gpu_judge,
