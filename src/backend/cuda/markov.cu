@@ -58,7 +58,8 @@ typedef struct chain_args {
 template <bool FAST>
 static __global__ void __launch_bounds__(MM_THREADS, 2) chain_logits(const __grid_constant__ chain_args a)
 {
-    GPU_DYNAMIC_SMEM(mm_room<1>, s);
+    using R = mm_room<1, 1>;
+    GPU_DYNAMIC_SMEM(R, s);
     __shared__ unsigned long long room[32];
     const mm_job &j = a.job;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, tiles = MM_WARPS / j.splits;
@@ -71,9 +72,10 @@ static __global__ void __launch_bounds__(MM_THREADS, 2) chain_logits(const __gri
             return;
     }
     if (tile < j.w.tiles)
-        mm_any<1, FAST>(j, tile, warp % j.splits, 1, lane, s->ring[warp], acc);
+        mm_any<1, 1, FAST>(j, tile, warp % j.splits, 1, lane, s->ring[warp], acc);
     else
         chain_wait();
+    __syncthreads();
     put_part<1>(s->part, warp, lane, acc);
     __syncthreads();
     unsigned long long top = 0;
@@ -198,7 +200,7 @@ bool gpu_chain(backend *b, int n, const be_weight *w1, const be_weight *w2, be_c
         a.pos = &c->in.draft_pos[i];
         a.logits = logits + (size_t)i * (size_t)b->dims.vocab;
         a.out = &c->in.draft[i + 1];
-        mm_launch<mm_room<1>>(g, "chain_logits", kernel, a.blocks, a);
+        mm_launch<mm_room<1, 1>>(g, "chain_logits", kernel, a.blocks, a);
         GPU_CHAIN(g, chain_token, 1, GPU_THREADS, 0, a, true, i + 1 == n);
     }
     return true;

@@ -195,7 +195,7 @@ unsigned long long emu_clock(void); /* nanoseconds */
 /* --- arithmetic --- */
 static inline float rsqrtf(float v) { return 1.0f / sqrtf(v); }
 static inline float __fdividef(float a, float b) { return a / b; }
-static inline float __expf(float v) { return expf(v); }
+#define __expf expf
 static inline float __uint_as_float(unsigned u)
 {
     float f;
