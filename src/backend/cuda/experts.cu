@@ -1,184 +1,27 @@
-/* experts.cu: the products of the fused block's second half.
+/* experts.cu: the experts of the fused block.
  *
- *   phase_route   blocks: router logits; the last of these chooses experts for every row and groups the visits by expert |
- *                 Sinkhorn of the connection
- *   gate_up       block (16 hidden numbers, group): gate and up of the shared expert for all rows (first group, its
- *                 weights asked for early), or of a routed expert for its visits; SwiGLU; the last block of the numbers
- *                 that share a scale quantises them
- *   down          block (16 outputs): every group's down product and the shared expert's, added in slot order, then the
- *                 shared expert
+ *   gate_up   block (HID tiles of 16 hidden numbers, group): gate and up of the shared expert for all rows (group 0, its
+ *             weights asked for early), or of a routed expert for its visits; SwiGLU; the last block of the numbers that
+ *             share a scale quantises them. Half the warps make gate, half up: warp = 4 up + split
+ *   down      block (16 outputs): every group's down product and the shared expert's, added in slot order, then the
+ *             shared expert
  *
- * Half the warps of a block make gate, half up: warp = 4 up + split. */
+ * A warp streams its share of all its tiles, or of all its experts, without a pause between them. */
 #include "backend/cuda/block.cuh"
 #include "backend/cuda/mm_block.cuh"
 
 enum { HID_SPLITS = MM_WARPS / 2, DOWN_SPLITS = 2, SHARED_SPLITS = 4, MOST_USED = 8 };
 
+/* Tiles of a block of gate_up, for one row and for more. */
+BOTH constexpr int hid_tiles(int ct, int cols) { return ct == 1 && cols == 1 ? 4 : 2; }
+/* Columns whose sums are kept. */
+BOTH constexpr int hid_columns(int ct, int cols) { return ct == 1 && cols == 1 ? 1 : 8 * ct; }
+
 DEV float swiglu(float g, float u, float clamp)
 {
     g = g > clamp ? clamp : g;
     u = u > clamp ? clamp : u < -clamp ? -clamp : u;
-    return __fmul_rn(__fdiv_rn(g, __fadd_rn(1.0f, expf(-g))), u);
-}
-
-/* --- routing --- */
-
-typedef struct choose_args {
-    nrows r;
-    const float *logits, *bias;
-    const int32_t *tid2eid;
-    int32_t *ids;
-    float *weights, scale;
-    visit_groups *groups;
-    int experts, used, vocab;
-    gpu_fault *fault;
-} choose_args;
-
-DEV float expert_score(float l) { return __fsqrt_rn(l > 20.0f ? l : l < -20.0f ? expf(l) : log1pf(expf(l))); }
-
-/* Experts of row r by one warp: ids to id[], weights to memory. p: room for the scores. */
-DEV void choose_experts(const choose_args &a, int r, float *p, int *id, int lane)
-{
-    unsigned long long key[BLOCK_EXPERTS / 32];
-#pragma unroll
-    for (int i = 0; i < BLOCK_EXPERTS / 32; i++) {
-        int e = 32 * i + lane;
-        key[i] = 0;
-        if (e < a.experts) {
-            float s = expert_score(__ldcg(a.logits + (int64_t)r * a.experts + e));
-            p[e] = s;
-            key[i] = ranked(order_key(a.bias ? __fadd_rn(s, a.bias[e]) : s), (uint32_t)e);
-        }
-    }
-    __syncwarp();
-    for (int slot = 0; slot < a.used && !a.tid2eid; slot++) {
-        unsigned long long best = 0;
-#pragma unroll
-        for (int i = 0; i < BLOCK_EXPERTS / 32; i++)
-            best = key[i] > best ? key[i] : best;
-        best = warp_max(best);
-#pragma unroll
-        for (int i = 0; i < BLOCK_EXPERTS / 32; i++)
-            key[i] = key[i] == best ? 0 : key[i];
-        if (lane == 0)
-            id[slot] = (int)ranked_index(best);
-    }
-    if (a.tid2eid && lane < a.used) {
-        int token = a.r.token[r];
-        bool known = token >= 0 && token < a.vocab;
-        int e = a.tid2eid[(int64_t)(known ? token : 0) * a.used + lane];
-        if ((!known || e < 0 || e >= a.experts) && a.fault->kind == FAULT_NONE)
-            *a.fault = known ? gpu_fault{FAULT_EXPERT, e, a.experts} : gpu_fault{FAULT_TOKEN, token, a.vocab};
-        id[lane] = e < 0 || e >= a.experts ? 0 : e;
-    }
-    __syncwarp();
-    float sum = 0;
-    for (int s = 0; s < a.used; s++)
-        sum = __fadd_rn(sum, p[id[s]]);
-    if (lane < a.used) {
-        a.ids[(int64_t)r * a.used + lane] = id[lane];
-        a.weights[(int64_t)r * a.used + lane] = __fdiv_rn(__fmul_rn(a.scale, p[id[lane]]), sum);
-    }
-    __syncwarp();
-}
-
-/* id[visit] of all visits into groups. first, place: room. */
-DEV void make_groups(visit_groups *out, const int *id, int visits, int *first)
-{
-    for (int i = threadIdx.x; i < visits; i += blockDim.x) {
-        int j = 0;
-        while (id[j] != id[i])
-            j++;
-        first[i] = j;
-    }
-    __syncthreads();
-    for (int i = threadIdx.x; i < visits; i += blockDim.x) {
-        int group = 0, rank = 0, total = 0;
-        for (int j = 0; j < visits; j++) {
-            group += first[j] == j && j < first[i];
-            rank += j < i && first[j] == first[i];
-            total += first[j] == first[i];
-        }
-        out->group[group].visit[rank] = i;
-        if (first[i] == i) {
-            out->group[group].expert = id[i];
-            out->group[group].count = total;
-        }
-    }
-    if (threadIdx.x == 0) {
-        int groups = 0;
-        for (int j = 0; j < visits; j++)
-            groups += first[j] == j;
-        out->count = groups;
-    }
-}
-
-typedef struct router_args {
-    mm_args m;  /* job 0: router */
-    bool bytes; /* it is Q8_0 */
-    choose_args c;
-    float *mix;
-    int *counter;
-    int router_blocks, iterations;
-    float hc_eps;
-} router_args;
-
-template <int CT, int COLS>
-static __global__ void __launch_bounds__(MM_THREADS, 2) phase_route(const __grid_constant__ router_args a)
-{
-    using R = mm_room<CT, COLS>;
-    GPU_DYNAMIC_SMEM(R, s);
-    __shared__ int last, ids[2 * BLOCK_VISITS];
-    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    chain_next();
-    if ((int)blockIdx.x == a.router_blocks) {
-        chain_wait();
-        hyper_comb(a.mix, a.m.n, a.iterations, a.hc_eps);
-        return;
-    }
-    const mm_job &j = a.m.job[0];
-    int tiles = MM_WARPS / j.splits, tile0 = (int)blockIdx.x * tiles, tile = tile0 + warp / j.splits;
-    float acc[CT][4] = {};
-    if (tile >= j.w.tiles)
-        chain_wait();
-    else if (a.bytes)
-        mm_share<Q_Q8_0, CT, COLS, true>(j, tile, warp % j.splits, a.m.n, lane, s->ring[warp], acc);
-    else
-        mm_share<Q_F16, CT, COLS>(j, tile, warp % j.splits, a.m.n, lane, s->ring[warp], acc);
-    __syncthreads();
-    put_part<CT>(s->part, warp, lane, acc);
-    __syncthreads();
-    mm_store<CT>(j, tile0, a.m.n, s->part);
-    if (!last_block(a.counter, a.router_blocks, &last))
-        return;
-    int wanted = rows_wanted(a.c.r);
-    for (int r = warp; r < wanted; r += MM_WARPS)
-        choose_experts(a.c, r, reinterpret_cast<float *>(s->ring[warp]), ids + r * a.c.used, lane);
-    __syncthreads();
-    make_groups(a.c.groups, ids, wanted * a.c.used, ids + BLOCK_VISITS);
-}
-
-void gpu_phase_route(gpu *g, const nrows &r, const be_block *w, const block_room *k)
-{
-    const be_dims *m = &g->base.dims;
-    router_args a = {};
-    a.m.k = 1, a.m.n = r.n;
-    a.m.job[0] = mm_plain(&w->router, &k->x, k->logits, m->experts);
-    a.bytes = w->router.type == Q_Q8_0;
-    a.m.job[0].x.h = k->x.h;
-    a.router_blocks = mm_plan(&a.m);
-    a.c = choose_args{r,         k->logits,       w->router_bias, w->tid2eid,    k->ids, k->weights, m->route_scale,
-                      k->groups, (int)m->experts, (int)m->used,   (int)m->vocab, g->fault};
-    a.mix = k->mix;
-    a.counter = k->counters + COUNT_ROUTER;
-    a.iterations = m->sinkhorn, a.hc_eps = m->hc_eps;
-    int blocks = a.router_blocks + 1;
-    if (r.n == 1)
-        mm_launch<mm_room<1, 1>>(g, "phase_route", phase_route<1, 1>, blocks, a);
-    else if (r.n <= 8)
-        mm_launch<mm_room<1, 8>>(g, "phase_route", phase_route<1, 8>, blocks, a);
-    else
-        mm_launch<mm_room<2, 1>>(g, "phase_route", phase_route<2, 1>, blocks, a);
+    return __fmul_rn(__fdividef(g, __fadd_rn(1.0f, __expf(-g))), u);
 }
 
 /* --- gate and up --- */
@@ -189,7 +32,7 @@ typedef struct gate_side {
     mm_input x;
     float *hidden; /* [visits][ff] */
     qrows mid;
-    int *counters; /* [groups][ff / mid.group] */
+    int *counters; /* [groups][ff / 256] */
     float clamp;
 } gate_side;
 
@@ -201,89 +44,122 @@ typedef struct gate_args {
     int used, ff;
 } gate_args;
 
-/* Numbers that share a scale, from `at` on, of all columns; several blocks wrote them. */
+/* Numbers [at, at + 256) of all columns; several blocks wrote them. */
 DEV void quantise_hidden(const gate_side &s, const int *list, int count, int ff, int at)
 {
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    mm_forms f = {};
+    if (s.mid.group == 32)
+        f.q32 = s.mid;
+    else
+        f.q256 = s.mid;
+#pragma unroll 1
     for (int k = warp; k < count; k += MM_WARPS) {
         int row = list ? list[k] : k;
-        const float *x = s.hidden + (int64_t)row * ff + at + lane;
-        if (s.mid.group == 32) {
-            warp_quantise32(s.mid, row, at, __ldcg(x), lane);
-            continue;
-        }
-        float v[8];
-#pragma unroll
-        for (int i = 0; i < 8; i++)
-            v[i] = __ldcg(x + 32 * i);
-        warp_quantise256(s.mid, row, at, v, lane);
+        const float4 *x = reinterpret_cast<const float4 *>(s.hidden + (int64_t)row * ff + at + 8 * lane);
+        float4 u = __ldcg(x), w = __ldcg(x + 1);
+        warp_forms(f, row, at, {u.x, u.y, u.z, u.w, w.x, w.y, w.z, w.w}, 256, lane);
     }
 }
+
+template <int CT, int COLS> struct gate_room {
+    alignas(16) uint8_t ring[MM_WARPS][mm_ring(CT, COLS)];
+    float part[hid_tiles(CT, COLS)][MM_WARPS][hid_columns(CT, COLS)][TILE_ROWS];
+    int rows[MM_WARPS][BE_NARROW];
+    int last;
+};
+
+/* A warp's part of a range of tiles. */
+template <int CT, class R> struct gate_source {
+    const mm_input &in;
+    const uint8_t *p;
+    int64_t tile_bytes;
+    mm_columns c;
+    int from, warp, lane;
+    R *room;
+    DEV_MEMBER const mm_input &input() const { return in; }
+    DEV_MEMBER const uint8_t *weights(int i) const { return p + i * tile_bytes; }
+    DEV_MEMBER mm_columns columns(int) const { return c; }
+    DEV_MEMBER int first(int) const { return from; }
+    DEV_MEMBER void take(int i, float (&acc)[CT][4])
+    {
+#pragma unroll
+        for (int ct = 0; ct < CT; ct++)
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                if (8 * ct + acc_col(lane, e) < c.n)
+                    room->part[i][warp][8 * ct + acc_col(lane, e)][acc_row(lane, e)] = acc[ct][e];
+    }
+};
 
 /* Sums, SwiGLU, and int8 once all that share a scale are there. */
-template <int CT>
-DEV void finish_hidden(const gate_args &a, const gate_side &s, float *part, const int *list, int count, int group,
-                       int tile, int *last)
+template <class R>
+DEV void finish_hidden(const gate_args &a, const gate_side &s, R *room, const int *list, int count, int group, int tile0,
+                       int tiles)
 {
-    for (int v = threadIdx.x; v < CT * 128; v += MM_THREADS) {
-        int row, col;
-        float g = sum_parts<CT>(part, 0, HID_SPLITS, v, &row, &col);
-        float u = sum_parts<CT>(part, HID_SPLITS, HID_SPLITS, v, &row, &col);
-        if (col >= count)
-            continue;
+#pragma unroll 1
+    for (int v = threadIdx.x; v < tiles * TILE_ROWS * count; v += MM_THREADS) {
+        int row = v % TILE_ROWS, t = v / TILE_ROWS % tiles, col = v / TILE_ROWS / tiles;
+        float g = room->part[t][0][col][row], u = room->part[t][HID_SPLITS][col][row];
+#pragma unroll
+        for (int i = 1; i < HID_SPLITS; i++) {
+            g = __fadd_rn(g, room->part[t][i][col][row]);
+            u = __fadd_rn(u, room->part[t][HID_SPLITS + i][col][row]);
+        }
         float h = swiglu(g, u, s.clamp);
         int k = list ? list[col] : col;
-        s.hidden[(int64_t)k * a.ff + TILE_ROWS * tile + row] = list ? __fmul_rn(h, a.weights[k]) : h;
+        s.hidden[(int64_t)k * a.ff + TILE_ROWS * (tile0 + t) + row] = list ? __fmul_rn(h, a.weights[k]) : h;
     }
-    int scales = a.ff / s.mid.group, at = TILE_ROWS * tile / s.mid.group;
-    if (last_block(s.counters + group * scales + at, s.mid.group / TILE_ROWS, last))
-        quantise_hidden(s, list, count, a.ff, at * s.mid.group);
+    int at = TILE_ROWS * tile0 / 256;
+    if (last_block(s.counters + group * (a.ff / 256) + at, 256 / (TILE_ROWS * tiles), &room->last))
+        quantise_hidden(s, list, count, a.ff, at * 256);
 }
 
-/* Block (tile, 0): shared expert; (tile, 1 + i): group i of the routed ones. */
+/* Block (tiles, 0): shared expert; (tiles, 1 + i): group i of the routed ones. */
 template <uint32_t T, int CT, int COLS, int SCOLS>
 static __global__ void __launch_bounds__(MM_THREADS, mm_resident(CT, SCOLS)) gate_up(const __grid_constant__ gate_args a)
 {
     using S = stream<Q_Q8_0, CT, SCOLS>;
     using E = stream<T, CT, COLS>;
-    using R = mm_room<CT, SCOLS>;
+    using R = gate_room<CT, SCOLS>;
+    const int tiles = hid_tiles(CT, SCOLS);
     GPU_DYNAMIC_SMEM(R, s);
-    __shared__ int last, rows[MM_WARPS][BE_NARROW];
-    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, i = (int)blockIdx.y - 1, tile = blockIdx.x;
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, i = (int)blockIdx.y - 1, tile0 = tiles * (int)blockIdx.x;
+    int split = warp % HID_SPLITS, count = a.r.n;
     const int *visits = NULL;
-    int split = warp % HID_SPLITS;
     const gate_side &side = i < 0 ? a.shared : a.routed;
     const tiled &w = warp < HID_SPLITS ? side.gate : side.up;
-    int from = w.chunks * split / HID_SPLITS, chunks = w.chunks * (split + 1) / HID_SPLITS - from;
-    const uint8_t *p = w.p + (int64_t)tile * w.bytes + from * tile_chunk_bytes(w.type);
-    float acc[CT][4] = {};
-    mm_columns c = {NULL, a.r.n, 0};
+    int from = w.chunks * split / HID_SPLITS, per = w.chunks * (split + 1) / HID_SPLITS - from;
+    gate_source<CT, R> src = {side.x, w.p + tile0 * w.bytes + from * tile_chunk_bytes(w.type), w.bytes, {NULL, count, 0},
+                              from,   warp, lane, s};
     chain_next();
     if (i < 0) {
-        S::load_w(s->ring[warp], p, chunks, lane);
+        S::begin(s->ring[warp], src, per ? tiles : 0, per, true, false, lane);
         chain_wait();
-        S::load_x(s->ring[warp], side.x, c, from, chunks, lane);
-        S::run(s->ring[warp], p, from, chunks, side.x, c, true, lane, acc);
+        S::begin(s->ring[warp], src, per ? tiles : 0, per, false, true, lane);
+        S::run(s->ring[warp], src, per ? tiles : 0, per, true, lane);
     } else {
         chain_wait();
         const visit_group *group = &a.groups->group[i];
-        int count = group->count, expert = group->expert;
+        int expert = group->expert;
+        count = group->count;
+        visits = group->visit;
         if (i >= a.groups->count)
             return;
-        visits = group->visit;
         if (lane < count)
-            rows[warp][lane] = visits[lane] / a.used;
+            s->rows[warp][lane] = visits[lane] / a.used;
         __syncwarp();
-        c = mm_columns{rows[warp], count, 0};
-        p += expert * w.slice;
-        E::load_x(s->ring[warp], side.x, c, from, chunks, lane);
-        E::load_w(s->ring[warp], p, chunks, lane);
-        E::run(s->ring[warp], p, from, chunks, side.x, c, false, lane, acc);
+        src.c = mm_columns{s->rows[warp], count, 0};
+        src.p += expert * w.slice;
+        E::begin(s->ring[warp], src, per ? tiles : 0, per, true, true, lane);
+        E::run(s->ring[warp], src, per ? tiles : 0, per, false, lane);
+    }
+    for (int t = 0; t < tiles && !per; t++) { /* fewer chunks than warps */
+        float none[CT][4] = {};
+        src.take(t, none);
     }
     __syncthreads();
-    put_part<CT>(s->part, warp, lane, acc);
-    __syncthreads();
-    finish_hidden<CT>(a, side, s->part, visits, c.n, i < 0 ? 0 : i, tile, &last);
+    finish_hidden(a, side, s, visits, count, i < 0 ? 0 : i, tile0, tiles);
 }
 
 template <int CT, int COLS, int SCOLS> static void launch_gate_up(gpu *g, const gate_args &a, int most)
@@ -294,7 +170,8 @@ template <int CT, int COLS, int SCOLS> static void launch_gate_up(gpu *g, const 
                    : t == Q_Q4_K  ? gate_up<Q_Q4_K, CT, COLS, SCOLS>
                    : t == Q_MXFP4 ? gate_up<Q_MXFP4, CT, COLS, SCOLS>
                                   : gate_up<Q_Q8_0, CT, COLS, SCOLS>;
-    mm_launch<mm_room<CT, SCOLS>>(g, "gate_up", kernel, dim3(a.ff / TILE_ROWS, most + 1), a);
+    mm_launch<gate_room<CT, SCOLS>>(g, "gate_up", kernel,
+                                    dim3(a.ff / TILE_ROWS / hid_tiles(CT, SCOLS), most + 1), a);
 }
 
 /* --- down --- */
@@ -306,6 +183,7 @@ typedef struct down_args {
     const visit_groups *groups;
     float *out;
     int used, d;
+    int splits; /* units of an expert: DOWN_SPLITS if its chunks are even in number, else 1 */
 } down_args;
 
 template <int CT, int COLS> struct down_room {
@@ -313,38 +191,56 @@ template <int CT, int COLS> struct down_room {
     static const int most = CT == 1 && COLS == 1 ? 1 : 8 * CT; /* rows */
     float routed[most * MOST_USED][DOWN_SPLITS][TILE_ROWS];
     float shared[SHARED_SPLITS][most][TILE_ROWS];
-    int rows[MM_WARPS][BE_NARROW];
+    int rows[MM_WARPS][8][most]; /* visits of a warp's units, as far ahead as its ring reaches */
 };
 
-template <uint32_t T, int CT, int COLS, class R>
-DEV void down_unit(const down_args &a, int unit, int tile, int lane, R *s)
+/* The units of a warp: (group, part of its inputs), every eighth of all. */
+template <int CT, class R> struct down_source {
+    const down_args &a;
+    int unit0, tile, lane, seen; /* seen: units whose visits are in rows */
+    R *room;
+    DEV_MEMBER const mm_input &input() const { return a.mid; }
+    DEV_MEMBER int unit(int i) const { return unit0 + MM_WARPS * i; }
+    DEV_MEMBER const visit_group *group(int i) const { return &a.groups->group[unit(i) / a.splits]; }
+    DEV_MEMBER int first(int i) const { return a.down.chunks * (unit(i) % a.splits) / a.splits; }
+    DEV_MEMBER int *rows(int i) const { return room->rows[threadIdx.x / 32][i % 8]; }
+    DEV_MEMBER const uint8_t *weights(int i) const
+    {
+        return a.down.p + group(i)->expert * a.down.slice + tile * a.down.bytes +
+               first(i) * tile_chunk_bytes(a.down.type);
+    }
+    DEV_MEMBER mm_columns columns(int i)
+    {
+        int count = group(i)->count;
+        if (i >= seen) {
+            if (lane < count)
+                rows(i)[lane] = group(i)->visit[lane];
+            seen = i + 1;
+            __syncwarp();
+        }
+        return mm_columns{rows(i), count, 0};
+    }
+    DEV_MEMBER void take(int i, float (&acc)[CT][4])
+    {
+        mm_columns c = columns(i);
+#pragma unroll
+        for (int ct = 0; ct < CT; ct++)
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                if (8 * ct + acc_col(lane, e) < c.n)
+                    room->routed[c.rows[8 * ct + acc_col(lane, e)]][unit(i) % a.splits][acc_row(lane, e)] = acc[ct][e];
+    }
+};
+
+/* A warp's part of the shared expert. */
+template <int CT, class R> DEV void put_shared(R *s, const float (&acc)[CT][4], int warp, int n, int lane)
 {
-    using E = stream<T, CT, COLS>;
-    int half = unit % DOWN_SPLITS, from = a.down.chunks * half / DOWN_SPLITS;
-    int chunks = a.down.chunks * (half + 1) / DOWN_SPLITS - from;
-    const visit_group *group = &a.groups->group[unit / DOWN_SPLITS];
-    int count = group->count;
-    const uint8_t *p = a.down.p + group->expert * a.down.slice + (int64_t)tile * a.down.bytes +
-                       (int64_t)from * tile_chunk_bytes(T);
-    uint8_t *ring = s->ring[threadIdx.x / 32];
-    int *rows = s->rows[threadIdx.x / 32];
-    __syncwarp();
-    if (lane < count)
-        rows[lane] = group->visit[lane];
-    __syncwarp();
-    float acc[CT][4] = {};
-    mm_columns c = {rows, count, 0};
-    E::load_x(ring, a.mid, c, from, chunks, lane);
-    E::load_w(ring, p, chunks, lane);
-    E::run(ring, p, from, chunks, a.mid, c, false, lane, acc);
 #pragma unroll
     for (int ct = 0; ct < CT; ct++)
 #pragma unroll
-        for (int e = 0; e < 4; e++) {
-            int col = 8 * ct + acc_col(lane, e);
-            if (col < count)
-                s->routed[rows[col]][half][acc_row(lane, e)] = acc[ct][e];
-        }
+        for (int e = 0; e < 4; e++)
+            if (8 * ct + acc_col(lane, e) < n)
+                s->shared[warp][8 * ct + acc_col(lane, e)][acc_row(lane, e)] = acc[ct][e];
 }
 
 /* SCOLS: columns of the shared expert in the ring. */
@@ -352,39 +248,40 @@ template <uint32_t T, int CT, int COLS, int SCOLS>
 static __global__ void __launch_bounds__(MM_THREADS, mm_resident(CT, SCOLS)) down_rows(const __grid_constant__ down_args a)
 {
     using S = stream<Q_Q8_0, CT, SCOLS>;
+    using E = stream<T, CT, COLS>;
     using R = down_room<CT, SCOLS>;
+    static_assert(E::slots <= 6, "units are at most six ahead");
     GPU_DYNAMIC_SMEM(R, s);
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, tile = blockIdx.x;
+    uint8_t *ring = s->ring[warp];
     chain_next();
     if (warp < SHARED_SPLITS) {
-        int from = a.sdown.chunks * warp / SHARED_SPLITS, count = a.sdown.chunks * (warp + 1) / SHARED_SPLITS - from;
-        const uint8_t *p = a.sdown.p + (int64_t)tile * a.sdown.bytes + (int64_t)from * tile_chunk_bytes(Q_Q8_0);
-        float acc[CT][4] = {};
-        mm_columns c = {NULL, a.r.n, 0};
-        S::load_w(s->ring[warp], p, count, lane);
+        int from = a.sdown.chunks * warp / SHARED_SPLITS, per = a.sdown.chunks * (warp + 1) / SHARED_SPLITS - from;
+        const uint8_t *p = a.sdown.p + (int64_t)tile * a.sdown.bytes + from * tile_chunk_bytes(Q_Q8_0);
+        tile_source<CT> src = {a.smid, p, {NULL, a.r.n, 0}, from, {}};
+        S::begin(ring, src, per > 0, per, true, false, lane);
         chain_wait();
-        S::load_x(s->ring[warp], a.smid, c, from, count, lane);
-        S::run(s->ring[warp], p, from, count, a.smid, c, true, lane, acc);
-#pragma unroll
-        for (int ct = 0; ct < CT; ct++)
-#pragma unroll
-            for (int e = 0; e < 4; e++)
-                if (8 * ct + acc_col(lane, e) < a.r.n)
-                    s->shared[warp][8 * ct + acc_col(lane, e)][acc_row(lane, e)] = acc[ct][e];
+        S::begin(ring, src, per > 0, per, false, true, lane);
+        S::run(ring, src, per > 0, per, true, lane);
+        put_shared<CT>(s, src.acc, warp, a.r.n, lane);
     } else {
         chain_wait();
     }
-    int units = DOWN_SPLITS * a.groups->count, wanted = rows_wanted(a.r);
-    for (int u = (warp + MM_WARPS - SHARED_SPLITS) % MM_WARPS; u < units; u += MM_WARPS)
-        down_unit<T, CT, COLS>(a, u, tile, lane, s);
+    int units = a.splits * a.groups->count, wanted = rows_wanted(a.r), per = a.down.chunks / a.splits;
+    int unit0 = (warp + MM_WARPS - SHARED_SPLITS) % MM_WARPS, mine = (units - unit0 + MM_WARPS - 1) / MM_WARPS;
+    down_source<CT, R> src = {a, unit0, tile, lane, 0, s};
+    E::begin(ring, src, mine, per, true, true, lane);
+    E::run(ring, src, mine, per, false, lane);
     __syncthreads();
+#pragma unroll 1
     for (int v = threadIdx.x; v < TILE_ROWS * a.r.n; v += MM_THREADS) {
         int o = v % TILE_ROWS, r = v / TILE_ROWS;
         float sum = 0, last = s->shared[0][r][o];
+#pragma unroll 1
         for (int k = 0; k < a.used && r < wanted; k++) {
             const float *p = &s->routed[r * a.used + k][0][0];
             float y = p[o];
-            for (int h = 1; h < DOWN_SPLITS; h++)
+            for (int h = 1; h < a.splits; h++)
                 y = __fadd_rn(y, p[h * TILE_ROWS + o]);
             sum = k ? __fadd_rn(sum, y) : y;
         }
@@ -420,13 +317,14 @@ void gpu_phase_experts(gpu *g, const nrows &r, const be_block *w, const be_place
                          p->sclamp};
     qrows x = unit_group(w->gate_exps.type) == 32 ? k->x.q32 : k->x.q256;
     a.routed = gate_side{gpu_tiled(&w->gate_exps), gpu_tiled(&w->up_exps), {x, {}}, k->hidden, k->mid,
-                         counters + m->ff / 32, p->clamp};
+                         counters + m->ff / 256, p->clamp};
     a.r = r, a.groups = k->groups, a.weights = k->weights, a.used = m->used, a.ff = m->ff;
     down_args d = {};
     d.r = r;
     d.down = gpu_tiled(&w->down_exps), d.sdown = gpu_tiled(&w->down_sh);
     d.mid.q = k->mid, d.smid.q = k->smid;
     d.groups = k->groups, d.out = k->out, d.used = m->used, d.d = m->d;
+    d.splits = d.down.chunks % DOWN_SPLITS ? 1 : DOWN_SPLITS;
     if (r.n == 1)
         run_experts<1, 1, 1>(g, a, d, most);
     else if (r.n <= 8)
@@ -450,5 +348,6 @@ bool gpu_experts_fit(const gpu *g, const be_block *w)
     bool router = gpu_is_tiled(&w->router) && (w->router.type == Q_F16 || w->router.type == Q_Q8_0);
     return router && expert_type(&w->gate_exps) && w->up_exps.type == w->gate_exps.type && expert_type(&w->down_exps) &&
            m->experts <= BLOCK_EXPERTS && m->used <= MOST_USED && m->ff % 256 == 0 && m->d % 256 == 0 &&
-           g->smem_most >= sizeof(down_room<1, 8>) && g->smem_most >= sizeof(down_room<2, 1>);
+           g->smem_most >= sizeof(down_room<1, 8>) &&
+           g->smem_most >= sizeof(down_room<2, 1>) && g->smem_most >= sizeof(gate_room<1, 8>);
 }

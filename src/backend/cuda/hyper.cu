@@ -161,7 +161,8 @@ DEV float mix_factors(const hmix_args &a, int r, const float *tot, float *pre)
 /* Block (256 columns, row), a thread for each column. */
 static __global__ void __launch_bounds__(256) hyper_mix(const hmix_args a)
 {
-    __shared__ float tot[PART_WIDTH], room[PART_LANES][PART_WIDTH], pre[4], x[256];
+    __shared__ float tot[PART_WIDTH], room[PART_LANES][PART_WIDTH], pre[4];
+    __shared__ alignas(16) float x[256];
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, r = blockIdx.y, at = 256 * (int)blockIdx.x;
     int i = at + (int)threadIdx.x;
     float norm = a.norm[i];
@@ -183,21 +184,11 @@ static __global__ void __launch_bounds__(256) hyper_mix(const hmix_args a)
         a.y[(int64_t)r * a.d + i] = y;
     if (a.x)
         a.x[(int64_t)r * a.d + i] = n;
-    if (a.f.q32.q)
-        warp_quantise32(a.f.q32, r, at + 32 * warp, n, lane);
     x[threadIdx.x] = n;
     __syncthreads();
-    if (a.f.h.v && warp < 2) {
-        float h[4];
-        for (int e = 0; e < 4; e++)
-            h[e] = x[128 * warp + 4 * lane + e];
-        put_halves(a.f.h, r, at + 128 * warp, h, lane);
-    }
-    if (a.f.q256.q && warp == 7) {
-        float q[8];
-        for (int e = 0; e < 8; e++)
-            q[e] = x[32 * e + lane];
-        warp_quantise256(a.f.q256, r, at, q, lane);
+    if (warp == 0 && (a.f.q32.q || a.f.q256.q || a.f.h.v)) {
+        const float *v = x + 8 * lane;
+        warp_forms(a.f, r, at, {v[0], v[1], v[2], v[3], v[4], v[5], v[6], v[7]}, 256, lane);
     }
 }
 

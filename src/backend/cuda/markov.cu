@@ -95,25 +95,6 @@ static __global__ void __launch_bounds__(MM_THREADS, 2) chain_logits(const __gri
         a.best[blockIdx.x] = top;
 }
 
-/* Writes the forms of `n` numbers (rounded up with zeros), one block of GPU_THREADS. */
-DEV void write_forms(const mm_forms &f, const float *x, int n)
-{
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    for (int at = 32 * warp; f.q32.q && at < n; at += 32 * GPU_WARPS)
-        warp_quantise32(f.q32, 0, at, x[at + lane], lane);
-    for (int at = 128 * warp; f.h.v && at < n; at += 128 * GPU_WARPS) {
-        const float v[4] = {x[at + 4 * lane], x[at + 4 * lane + 1], x[at + 4 * lane + 2], x[at + 4 * lane + 3]};
-        if (at + 4 * lane < n)
-            put_halves(f.h, 0, at, v, lane);
-    }
-    for (int at = 256 * warp; f.q256.q && at < n; at += 256 * GPU_WARPS) {
-        float v[8];
-        for (int e = 0; e < 8; e++)
-            v[e] = x[at + 32 * e + lane];
-        warp_quantise256(f.q256, 0, at, v, lane);
-    }
-}
-
 /* One block. reduce: chooses from the candidates; otherwise the token is *prev. last: no row is needed any more. */
 static __global__ void __launch_bounds__(GPU_THREADS)
     chain_token(const __grid_constant__ chain_args a, bool reduce, bool last)
@@ -149,7 +130,10 @@ static __global__ void __launch_bounds__(GPU_THREADS)
             row[32 * u + i] = v[i];
     }
     __syncthreads();
-    write_forms(a.forms, row, a.w1.ne0);
+    for (int at = 256 * (int)(threadIdx.x / 32); at < a.w1.ne0; at += 256 * GPU_WARPS) {
+        const float *v = row + at + 8 * (threadIdx.x % 32);
+        warp_forms(a.forms, 0, at, {v[0], v[1], v[2], v[3], v[4], v[5], v[6], v[7]}, a.w1.ne0 - at, threadIdx.x % 32);
+    }
 }
 
 /* Scratch for the row's forms; false after a failure. */

@@ -1,6 +1,6 @@
-/* mm.cu: products of tiled weights, several in one launch. A block of 16 warps makes 16 / splits tiles; the warps of a
- * tile take ranges of its chunks, and their parts are added in order. */
-#include "backend/cuda/mm_block.cuh"
+/* mm.cu: jobs of products with tiled weights (phase.cu launches them), and the forms of their inputs. A block makes
+ * MM_WARPS / splits tiles; the warps of a tile take ranges of its chunks, and their parts are added in order. */
+#include "backend/cuda/products.cuh"
 
 bool gpu_is_tiled(const be_weight *w) { return tile_fits(w->type, w->ne0, w->ne1); }
 
@@ -59,39 +59,6 @@ mm_job mm_plain(const be_weight *w, const mm_forms *x, float *y, int ldy)
     return j;
 }
 
-template <int CT, int COLS, bool FAST>
-static __global__ void __launch_bounds__(MM_THREADS, FAST ? mm_resident(CT, COLS) : 2)
-    mm_products(const __grid_constant__ mm_args a)
-{
-    using R = mm_room<CT, COLS>;
-    GPU_DYNAMIC_SMEM(R, room);
-    chain_next();
-    if (a.when) {
-        chain_wait();
-        if (!*a.when)
-            return;
-    }
-    mm_block<CT, COLS, FAST>(a, (int)blockIdx.x, room);
-}
-
-template <int CT, int COLS> static void launch(gpu *g, const mm_args &a, int blocks)
-{
-    auto *kernel = mm_fast(&a) ? mm_products<CT, COLS, true> : mm_products<CT, COLS, false>;
-    mm_launch<mm_room<CT, COLS>>(g, "mm_products", kernel, blocks, a);
-}
-
-void gpu_products(gpu *g, mm_args *a)
-{
-    int blocks = mm_plan(a);
-    a->when = g->when;
-    if (a->n == 1)
-        launch<1, 1>(g, *a, blocks);
-    else if (a->n <= 8)
-        launch<1, 8>(g, *a, blocks);
-    else
-        launch<2, 1>(g, *a, blocks);
-}
-
 /* --- inputs --- */
 
 typedef struct forms_args {
@@ -101,37 +68,24 @@ typedef struct forms_args {
     const int32_t *when;
 } forms_args;
 
-/* Block (256 numbers, row) of 8 warps. Numbers behind k are zero. */
+/* A warp for each 256 numbers of each row. */
 static __global__ void __launch_bounds__(256) make_forms(const forms_args a)
 {
-    int r = blockIdx.y, at = 256 * (int)blockIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const float *x = a.x + (int64_t)r * a.ldx;
+    int r = blockIdx.y, lane = threadIdx.x % 32, at = 256 * ((int)blockIdx.x * 8 + (int)threadIdx.x / 32);
     chain_next();
     chain_wait();
-    if (a.when && !*a.when)
+    if ((a.when && !*a.when) || at >= a.k)
         return;
-    int i = at + 32 * warp + lane;
-    if (a.f.q32.q && at + 32 * warp < a.k)
-        warp_quantise32(a.f.q32, r, at + 32 * warp, i < a.k ? x[i] : 0.0f, lane);
-    if (a.f.h.v && warp < 2 && at + 128 * warp < a.k) {
-        float v[4];
-        for (int e = 0; e < 4; e++) {
-            int k = at + 128 * warp + 4 * lane + e;
-            v[e] = k < a.k ? x[k] : 0.0f;
-        }
-        if (at + 128 * warp + 4 * lane < a.k) /* rows may be shorter than 128 */
-            put_halves(a.f.h, r, at + 128 * warp, v, lane);
-    }
-    if (a.f.q256.q && warp == 7) {
-        float v[8];
-        for (int e = 0; e < 8; e++)
-            v[e] = at + 32 * e + lane < a.k ? x[at + 32 * e + lane] : 0.0f;
-        warp_quantise256(a.f.q256, r, at, v, lane);
-    }
+    const float *x = a.x + (int64_t)r * a.ldx + at;
+    float v[8];
+#pragma unroll
+    for (int e = 0; e < 8; e++)
+        v[e] = at + 8 * lane + e < a.k ? x[8 * lane + e] : 0.0f;
+    warp_forms(a.f, r, at, v, a.k - at, lane);
 }
 
 void gpu_make_forms(gpu *g, int n, int k, const float *x, int ldx, const mm_forms *f)
 {
     forms_args a = {*f, x, n, k, ldx, g->when};
-    GPU_CHAIN(g, make_forms, dim3(gpu_blocks(k, 256), n), 256, 0, a);
+    GPU_CHAIN(g, make_forms, dim3(gpu_blocks(k, 2048), n), 256, 0, a);
 }

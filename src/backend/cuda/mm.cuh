@@ -370,16 +370,24 @@ template <int CT> DEV void mul_bytes_half(const chunk<Q_Q8_0> &k, const xpart<Q_
 
 /* Bytes of a warp's ring: three blocks of eight warps on a multiprocessor of 228 KB for one column, two for more; no
  * block over 99 KB. */
-constexpr int mm_ring(int ct, int cols) { return ct == 1 && cols > 1 ? 11264 : 9344; }
+constexpr int mm_ring(int ct, int cols) { return ct == 1 && cols > 1 ? 10752 : 7744; }
 
-/* A warp's share of a tile: `count` chunks from chunk `first` on; p: the first of them. COLS: columns that the ring has
- * room for; products with more read theirs from global memory. HALVES: float inputs, F16 and Q8_0 alone. One stream of a
- * warp at a time. */
+/* A run of products of one warp: `segments` times `per` chunks. A source says where segment i has its weights and its
+ * columns, and takes its sums:
+ *
+ *   const uint8_t *weights(int i)   mm_columns columns(int i)   int first(int i): the product's chunk that comes first
+ *   void take(int i, float (&acc)[CT][4])
+ *
+ * COLS: columns that the ring has room for; products with more read theirs from global memory. HALVES: float inputs, F16
+ * and Q8_0 alone. Code is kept short: a launch runs it once, and fetching instructions takes longer than running them. */
 template <uint32_t T, int CT, int COLS, bool HALVES = T == Q_F16> struct stream {
     using L = xlay<T, HALVES>;
     using X = xpart<T, CT, HALVES>;
     static const int wbytes = tile_chunk_bytes(T), xbytes = (L::bytes * COLS + 15) / 16 * 16, slot_bytes = wbytes + xbytes;
     static const int fit = mm_ring(CT, COLS) / slot_bytes, slots = fit < 6 ? fit : 6;
+    static const bool always = CT == 1 && COLS == 1; /* kernels of one row have one column everywhere */
+
+    static DEV_MEMBER bool near(const mm_columns &c) { return always || c.n <= COLS; }
 
     static DEV_MEMBER void fetch_w(uint8_t *slot, const uint8_t *p, int lane)
     {
@@ -393,20 +401,19 @@ template <uint32_t T, int CT, int COLS, bool HALVES = T == Q_F16> struct stream 
     static DEV_MEMBER void fetch_x(uint8_t *slot, const mm_input &in, const mm_columns &c, int at, int lane)
     {
         uint8_t *to = slot + wbytes;
+#pragma unroll 1
         for (int i = lane; i < c.n * L::pieces; i += 32) {
-            int col = i / L::pieces, k = i % L::pieces;
-            int row = column_row(c, col);
+            int col = always ? 0 : i / L::pieces, k = always ? i : i % L::pieces, row = column_row(c, col);
             uint8_t *x = to + col * L::row + 16 * k;
             if constexpr (HALVES) {
                 copy_async(x, in.h.v + (row * in.h.ld + c.offset) / 4 + 4 * L::per * at + k);
             } else {
                 int from = row * in.q.ld + c.offset + 32 * L::blocks * at;
-                if (k < 2 * L::blocks)
-                    copy_async(x, in.q.q + from + 16 * k);
-                else if constexpr (L::small)
-                    copy_async(x, in.q.d + from / 32);
-                else
-                    copy_async(x, in.q.sum + from / 16 + 8 * (k - 2 * L::blocks));
+                const void *p = in.q.q + from + 16 * k;
+                if (k >= 2 * L::blocks)
+                    p = L::small ? (const void *)(in.q.d + from / 32)
+                                 : (const void *)(in.q.sum + from / 16 + 8 * (k - 2 * L::blocks));
+                copy_async(x, p);
             }
         }
         if constexpr (!HALVES && !L::small)
@@ -416,31 +423,43 @@ template <uint32_t T, int CT, int COLS, bool HALVES = T == Q_F16> struct stream 
             }
     }
 
-    static DEV_MEMBER void load_w(uint8_t *ring, const uint8_t *p, int count, int lane)
+    /* Step i = chunk k of segment s, into its slot. */
+    template <class S> static DEV_MEMBER void fetch(uint8_t *slot, S &src, int s, int k, bool w, bool x, int lane)
     {
-#pragma unroll
-        for (int i = 0; i < slots; i++) {
-            if (i < count)
-                fetch_w(ring + i * slot_bytes, p + (int64_t)i * wbytes, lane);
-            copy_group();
+        if (x) {
+            mm_columns c = src.columns(s);
+            if (near(c))
+                fetch_x(slot, src.input(), c, src.first(s) + k, lane);
         }
+        if (w)
+            fetch_w(slot, src.weights(s) + (int64_t)k * wbytes, lane);
     }
 
-    static DEV_MEMBER void load_x(uint8_t *ring, const mm_input &in, const mm_columns &c, int first, int count, int lane)
+    /* The first steps: weights alone (before chain_wait), columns alone (after it), or both. */
+    template <class S>
+    static DEV_MEMBER void begin(uint8_t *ring, S &src, int segments, int per, bool w, bool x, int lane)
     {
-        for (int i = 0; i < slots && i < count && c.n <= COLS; i++)
-            fetch_x(ring + i * slot_bytes, in, c, first + i, lane);
-        copy_group();
+        int s = 0, k = 0;
+#pragma unroll 1
+        for (int i = 0; i < slots; i++) {
+            if (s < segments)
+                fetch(ring + i * slot_bytes, src, s, k, w, x, lane);
+            if (w)
+                copy_group();
+            k = k + 1 == per ? 0 : k + 1;
+            s += k == 0;
+        }
+        if (!w)
+            copy_group();
     }
 
-    /* The columns of a slot, or, if they are too many for it, of global memory. */
     template <bool NEAR>
     static DEV_MEMBER void take_x(X &k, const uint8_t *slot, const mm_input &in, const mm_columns &c, int at, int lane)
     {
         int g = lane / 4, t = lane % 4;
 #pragma unroll
         for (int ct = 0; ct < CT; ct++) {
-            int col = 8 * ct + g < c.n ? 8 * ct + g : c.n - 1;
+            int col = always ? 0 : 8 * ct + g < c.n ? 8 * ct + g : c.n - 1;
             const uint8_t *x = slot + wbytes + col * L::row;
             const uint4 *h = reinterpret_cast<const uint4 *>(x);
             const int8_t *q = reinterpret_cast<const int8_t *>(x);
@@ -473,7 +492,7 @@ template <uint32_t T, int CT, int COLS, bool HALVES = T == Q_F16> struct stream 
         const int n = L::small ? 4 : 1;
 #pragma unroll
         for (int e = 0; e < 2; e++) {
-            int col = 8 * ct + 2 * t + e < c.n ? 8 * ct + 2 * t + e : c.n - 1;
+            int col = always ? 0 : 8 * ct + 2 * t + e < c.n ? 8 * ct + 2 * t + e : c.n - 1;
             const uint8_t *x = slot + wbytes + (L::small ? col * L::row + 128 : COLS * L::row + 4 * col);
             const float *d = reinterpret_cast<const float *>(x);
             if constexpr (!NEAR)
@@ -500,42 +519,63 @@ template <uint32_t T, int CT, int COLS, bool HALVES = T == Q_F16> struct stream 
             mins_q4<CT>(k, lane % 4, x, acc);
     }
 
-    /* After load_w and load_x, in either order: `late` if load_x was the second. */
-    static DEV_MEMBER void run(uint8_t *ring, const uint8_t *p, int first, int count, const mm_input &in,
-                               const mm_columns &c, bool late, int lane, float (&acc)[CT][4])
+    static DEV_MEMBER void join(float (&acc)[CT][4], float (&lo)[T == Q_F16 ? CT : 1][4])
     {
-        float lo[T == Q_F16 ? CT : 1][4] = {};
-        if (late)
-            copy_wait_group<0>();
-#pragma unroll 1
-        for (int i = 0, slot = 0; i < count; i++, slot = slot + 1 == slots ? 0 : slot + 1) {
-            uint8_t *at = ring + slot * slot_bytes;
-            chunk<T> k;
-            X x;
-            copy_wait_group<slots - 1>();
-            __syncwarp();
-            load_chunk<T>(k, at, lane);
-            if (c.n <= COLS)
-                take_x<true>(x, at, in, c, first + i, lane);
-            else
-                take_x<false>(x, at, in, c, first + i, lane);
-            __syncwarp();
-            if (i + slots < count) {
-                if (c.n <= COLS)
-                    fetch_x(at, in, c, first + i + slots, lane);
-                fetch_w(at, p + (int64_t)(i + slots) * wbytes, lane);
-            }
-            copy_group();
-            multiply(k, x, lane, acc, lo);
-        }
-        __syncwarp();
+        (void)lo;
 #pragma unroll
         for (int ct = 0; ct < (HALVES ? CT : 0); ct++)
 #pragma unroll
-            for (int i = 0; i < 4; i++)
-                acc[ct][i] = T == Q_F16 ? __fmul_rn(__fmaf_rn(lo[T == Q_F16 ? ct : 0][i], 1.0f / half_low, acc[ct][i]),
-                                                    1.0f / half_in)
-                                        : __fmul_rn(acc[ct][i], 1.0f / half_in);
+            for (int i = 0; i < 4; i++) {
+                float v = acc[ct][i];
+                if constexpr (T == Q_F16) {
+                    v = __fmaf_rn(lo[ct][i], 1.0f / half_low, v);
+                    lo[ct][i] = 0;
+                }
+                acc[ct][i] = __fmul_rn(v, 1.0f / half_in);
+            }
+    }
+
+    /* After begin(); `late`: the columns came in a group behind the weights. */
+    template <class S> static DEV_MEMBER void run(uint8_t *ring, S &src, int segments, int per, bool late, int lane)
+    {
+        float acc[CT][4] = {}, lo[T == Q_F16 ? CT : 1][4] = {};
+        int next_s = slots / per, next_k = slots % per, s = 0, k = 0, slot = 0;
+        if (late)
+            copy_wait_group<0>();
+#pragma unroll 1
+        while (s < segments) {
+            uint8_t *at = ring + slot * slot_bytes;
+            mm_columns c = src.columns(s);
+            chunk<T> w;
+            X x;
+            copy_wait_group<slots - 1>();
+            __syncwarp();
+            load_chunk<T>(w, at, lane);
+            if (near(c))
+                take_x<true>(x, at, src.input(), c, src.first(s) + k, lane);
+            else if constexpr (!always)
+                take_x<false>(x, at, src.input(), c, src.first(s) + k, lane);
+            __syncwarp();
+            if (next_s < segments)
+                fetch(at, src, next_s, next_k, true, true, lane);
+            copy_group();
+            next_k = next_k + 1 == per ? 0 : next_k + 1;
+            next_s += next_k == 0;
+            multiply(w, x, lane, acc, lo);
+            slot = slot + 1 == slots ? 0 : slot + 1;
+            if (++k < per)
+                continue;
+            join(acc, lo);
+            src.take(s, acc);
+#pragma unroll
+            for (int ct = 0; ct < CT; ct++)
+#pragma unroll
+                for (int i = 0; i < 4; i++)
+                    acc[ct][i] = 0;
+            k = 0;
+            s++;
+        }
+        __syncwarp();
     }
 };
 

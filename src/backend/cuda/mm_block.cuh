@@ -13,28 +13,57 @@ template <int CT, int COLS> union mm_room {
     };
 };
 
-/* One tile's share of a warp, of any type that tiles have; weights before the wait. */
+/* A warp's share of one tile. */
+template <int CT> struct tile_source {
+    const mm_input &in;
+    const uint8_t *p;
+    mm_columns c;
+    int from;
+    float acc[CT][4];
+    DEV_MEMBER const mm_input &input() const { return in; }
+    DEV_MEMBER const uint8_t *weights(int) const { return p; }
+    DEV_MEMBER mm_columns columns(int) const { return c; }
+    DEV_MEMBER int first(int) const { return from; }
+    DEV_MEMBER void take(int, float (&sum)[CT][4])
+    {
+#pragma unroll
+        for (int ct = 0; ct < CT; ct++)
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                acc[ct][i] = sum[ct][i];
+    }
+};
+
+/* Of any type that tiles have; weights before the wait. */
 template <uint32_t T, int CT, int COLS, bool HALVES = T == Q_F16>
 DEV void mm_share(const mm_job &j, int tile, int split, int n, int lane, uint8_t *ring, float (&acc)[CT][4])
 {
     using S = stream<T, CT, COLS, HALVES>;
     int from = j.w.chunks * split / j.splits, count = j.w.chunks * (split + 1) / j.splits - from;
     const uint8_t *p = j.w.p + (int64_t)tile * j.w.bytes + (int64_t)from * tile_chunk_bytes(T);
-    mm_columns c = {NULL, n, tile / j.group_tiles * j.w.chunks * tile_inputs(T)};
-    S::load_w(ring, p, count, lane);
+    tile_source<CT> src = {j.x, p, {NULL, n, tile / j.group_tiles * j.w.chunks * tile_inputs(T)}, from, {}};
+    S::begin(ring, src, 1, count, true, false, lane);
     chain_wait();
-    S::load_x(ring, j.x, c, from, count, lane);
-    S::run(ring, p, from, count, j.x, c, true, lane, acc);
+    S::begin(ring, src, 1, count, false, true, lane);
+    S::run(ring, src, 1, count, true, lane);
+    src.take(0, src.acc);
+#pragma unroll
+    for (int ct = 0; ct < CT; ct++)
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            acc[ct][i] = src.acc[ct][i];
 }
 
-/* FAST: the types of the published trunk's dense matrices. */
+/* FAST: the types of the published files' dense matrices. */
 template <int CT, int COLS, bool FAST>
 DEV void mm_any(const mm_job &j, int tile, int split, int n, int lane, uint8_t *ring, float (&acc)[CT][4])
 {
-    if (j.w.type == Q_Q8_0)
-        mm_share<Q_Q8_0, CT, COLS>(j, tile, split, n, lane, ring, acc);
-    else if (j.w.type == Q_F16)
+    if (j.w.type == Q_F16)
         mm_share<Q_F16, CT, COLS>(j, tile, split, n, lane, ring, acc);
+    else if (j.floats)
+        mm_share<Q_Q8_0, CT, COLS, true>(j, tile, split, n, lane, ring, acc);
+    else if (j.w.type == Q_Q8_0)
+        mm_share<Q_Q8_0, CT, COLS>(j, tile, split, n, lane, ring, acc);
     else if constexpr (!FAST) {
         if (j.w.type == Q_MXFP4)
             mm_share<Q_MXFP4, CT, COLS>(j, tile, split, n, lane, ring, acc);
@@ -50,6 +79,7 @@ DEV void mm_any(const mm_job &j, int tile, int split, int n, int lane, uint8_t *
 template <int CT> DEV void mm_store(const mm_job &j, int tile0, int n, const float *part)
 {
     int tiles = MM_WARPS / j.splits, per = CT * 128;
+#pragma unroll 1
     for (int v = threadIdx.x; v < tiles * per; v += MM_THREADS) {
         int row, col, tile = v / per;
         float y = sum_parts<CT>(part, tile * j.splits, j.splits, v % per, &row, &col);
@@ -64,7 +94,9 @@ template <int CT> DEV void mm_store(const mm_job &j, int tile0, int n, const flo
 template <int CT> DEV void mm_quantise(const mm_job &j, int tile0, int n, const float *part, float *room)
 {
     int tiles = MM_WARPS / j.splits, per = CT * 128, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+#pragma unroll 1
     for (int t0 = 0; t0 < tiles; t0 += 2) {
+#pragma unroll 1
         for (int v = threadIdx.x; v < 2 * per; v += MM_THREADS) {
             int row, col;
             float y = sum_parts<CT>(part, (t0 + v / per) * j.splits, j.splits, v % per, &row, &col);

@@ -28,6 +28,7 @@ typedef struct mm_job {
     int splits;      /* warps that share a tile; set by mm_plan */
     int first;       /* first block of the launch; set by mm_plan */
     bool add;        /* y += instead of y = */
+    bool floats;     /* a Q8_0 weight against float inputs (x.h) */
 } mm_job;
 
 typedef struct mm_args {
@@ -103,34 +104,47 @@ DEV void warp_quantise32(const qrows &out, int row, int at, float v, int lane)
         out.d[to / 32] = d;
 }
 
-/* A warp quantises 256 numbers, v[i] = number 32 i + lane. */
-DEV void warp_quantise256(const qrows &out, int row, int at, const float (&v)[8], int lane)
+/* 256 numbers, eight of a lane (8 lane ..), in the forms that have room. Numbers from `left` on are none of the row's
+ * (left: a multiple of 32). */
+DEV void warp_forms(const mm_forms &f, int row, int at, const float (&v)[8], int left, int lane)
 {
-    uint32_t top = 0;
+    uint32_t top = 0, small;
+    bool mine = 8 * lane < left;
 #pragma unroll
     for (int i = 0; i < 8; i++) {
         uint32_t a = __float_as_uint(v[i]) & 0x7fffffffu;
         top = a > top ? a : top;
     }
-    float recip, d = quant_scale(warp_max(top), &recip);
-    int64_t to = (int64_t)row * out.ld + at;
+    small = max(top, __shfl_xor_sync(FULL_WARP, top, 1));
+    small = max(small, __shfl_xor_sync(FULL_WARP, small, 2));
+    top = f.q256.q ? warp_max(small) : small;
+#pragma unroll 1
+    for (int large = 0; large < 2; large++) {
+        const qrows &q = large ? f.q256 : f.q32;
+        if (!q.q)
+            continue;
+        float recip, d = quant_scale(large ? top : small, &recip);
+        uint32_t w[2] = {0, 0};
+        int sum = 0, to = row * q.ld + at + 8 * lane;
 #pragma unroll
-    for (int i = 0; i < 8; i++) {
-        int q = recip == 0 ? 0 : __float2int_rn(__fmul_rn(v[i], recip)), sum = q;
-        out.q[to + 32 * i + lane] = (int8_t)q;
-        for (int step = 8; step; step >>= 1)
-            sum += __shfl_xor_sync(FULL_WARP, sum, step);
-        if (lane % 16 == 0)
-            out.sum[(to + 32 * i + lane) / 16] = (int16_t)sum;
+        for (int i = 0; i < 8; i++) {
+            int n = recip == 0 ? 0 : __float2int_rn(__fmul_rn(v[i], recip));
+            w[i / 4] |= (uint32_t)(n & 255) << 8 * (i % 4);
+            sum += n;
+        }
+        sum += __shfl_xor_sync(FULL_WARP, sum, 1);
+        if (mine)
+            *reinterpret_cast<uint2 *>(q.q + to) = make_uint2(w[0], w[1]);
+        if (mine && large && lane % 2 == 0)
+            q.sum[to / 16] = (int16_t)sum;
+        if (mine && lane % (large ? 32 : 4) == 0)
+            q.d[to / q.group] = d;
     }
-    if (lane == 0)
-        out.d[to / 256] = d;
-}
-
-/* Four numbers of every lane (4 lane .. 4 lane + 3 of 128) as split halves. */
-DEV void put_halves(const hrows &out, int row, int at, const float (&v)[4], int lane)
-{
-    out.v[((int64_t)row * out.ld + at) / 4 + lane] = split_halves(v);
+    if (f.h.v && mine) {
+        uint4 *h = f.h.v + (row * f.h.ld + at) / 4 + 2 * lane;
+        h[0] = split_halves({v[0], v[1], v[2], v[3]});
+        h[1] = split_halves({v[4], v[5], v[6], v[7]});
+    }
 }
 
 #endif

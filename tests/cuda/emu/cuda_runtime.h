@@ -192,7 +192,18 @@ static inline void emu_mma_tf32(float (&c)[4], const uint32_t (&a)[4], uint32_t 
 }
 unsigned long long emu_clock(void); /* nanoseconds */
 
+static inline unsigned __reduce_max_sync(unsigned mask, unsigned v)
+{
+    for (int step = 16; step; step >>= 1) {
+        unsigned o = __shfl_xor_sync(mask, v, step);
+        v = o > v ? o : v;
+    }
+    return v;
+}
+static inline unsigned __reduce_min_sync(unsigned mask, unsigned v) { return ~__reduce_max_sync(mask, ~v); }
+
 /* --- arithmetic --- */
+static inline unsigned max(unsigned a, unsigned b) { return a > b ? a : b; }
 static inline float rsqrtf(float v) { return 1.0f / sqrtf(v); }
 static inline float __fdividef(float a, float b) { return a / b; }
 #define __expf expf
