@@ -162,7 +162,7 @@ DEV float mix_factors(const hmix_args &a, int r, const float *tot, float *pre)
 static __global__ void __launch_bounds__(256) hyper_mix(const hmix_args a)
 {
     __shared__ float tot[PART_WIDTH], room[PART_LANES][PART_WIDTH], pre[4];
-    __shared__ alignas(16) float x[256];
+    alignas(16) __shared__ float x[256];
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, r = blockIdx.y, at = 256 * (int)blockIdx.x;
     int i = at + (int)threadIdx.x;
     float norm = a.norm[i];

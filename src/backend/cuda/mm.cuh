@@ -539,9 +539,11 @@ template <uint32_t T, int CT, int COLS, bool HALVES = T == Q_F16> struct stream 
     template <class S> static DEV_MEMBER void run(uint8_t *ring, S &src, int segments, int per, bool late, int lane)
     {
         float acc[CT][4] = {}, lo[T == Q_F16 ? CT : 1][4] = {};
-        int next_s = slots / per, next_k = slots % per, s = 0, k = 0, slot = 0;
         if (late)
             copy_wait_group<0>();
+        if (segments <= 0)
+            return;
+        int next_s = slots / per, next_k = slots % per, s = 0, k = 0, slot = 0;
 #pragma unroll 1
         while (s < segments) {
             uint8_t *at = ring + slot * slot_bytes;
