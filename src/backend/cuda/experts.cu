@@ -119,8 +119,6 @@ DEV void finish_hidden(const gate_args &a, const gate_side &s, R *room, const in
 template <uint32_t T, int CT, int COLS, int SCOLS>
 static __global__ void __launch_bounds__(MM_THREADS, mm_resident(CT, SCOLS)) gate_up(const __grid_constant__ gate_args a)
 {
-    using S = stream<Q_Q8_0, CT, SCOLS>;
-    using E = stream<T, CT, COLS>;
     using R = gate_room<CT, SCOLS>;
     const int tiles = hid_tiles(CT, SCOLS);
     GPU_DYNAMIC_SMEM(R, s);
@@ -134,10 +132,12 @@ static __global__ void __launch_bounds__(MM_THREADS, mm_resident(CT, SCOLS)) gat
                               from,   warp, lane, s};
     chain_next();
     if (i < 0) {
-        S::begin(s->ring[warp], src, per ? tiles : 0, per, true, false, lane);
+        stream<Q_Q8_0, CT, SCOLS> run;
+        run.open(s->ring[warp], lane);
+        run.begin(src, per ? tiles : 0, per, true, false);
         chain_wait();
-        S::begin(s->ring[warp], src, per ? tiles : 0, per, false, true, lane);
-        S::run(s->ring[warp], src, per ? tiles : 0, per, true, lane);
+        run.begin(src, per ? tiles : 0, per, false, true);
+        run.run(src, per ? tiles : 0, per, true);
     } else {
         chain_wait();
         const visit_group *group = &a.groups->group[i];
@@ -151,8 +151,10 @@ static __global__ void __launch_bounds__(MM_THREADS, mm_resident(CT, SCOLS)) gat
         __syncwarp();
         src.c = mm_columns{s->rows[warp], count, 0};
         src.p += expert * w.slice;
-        E::begin(s->ring[warp], src, per ? tiles : 0, per, true, true, lane);
-        E::run(s->ring[warp], src, per ? tiles : 0, per, false, lane);
+        stream<T, CT, COLS, (COLS > 1)> run;
+        run.open(s->ring[warp], lane);
+        run.begin(src, per ? tiles : 0, per, true, true);
+        run.run(src, per ? tiles : 0, per, false);
     }
     for (int t = 0; t < tiles && !per; t++) { /* fewer chunks than warps */
         float none[CT][4] = {};
@@ -247,10 +249,7 @@ template <int CT, class R> DEV void put_shared(R *s, const float (&acc)[CT][4], 
 template <uint32_t T, int CT, int COLS, int SCOLS>
 static __global__ void __launch_bounds__(MM_THREADS, mm_resident(CT, SCOLS)) down_rows(const __grid_constant__ down_args a)
 {
-    using S = stream<Q_Q8_0, CT, SCOLS>;
-    using E = stream<T, CT, COLS>;
     using R = down_room<CT, SCOLS>;
-    static_assert(E::slots <= 6, "units are at most six ahead");
     GPU_DYNAMIC_SMEM(R, s);
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, tile = blockIdx.x;
     uint8_t *ring = s->ring[warp];
@@ -259,10 +258,12 @@ static __global__ void __launch_bounds__(MM_THREADS, mm_resident(CT, SCOLS)) dow
         int from = a.sdown.chunks * warp / SHARED_SPLITS, per = a.sdown.chunks * (warp + 1) / SHARED_SPLITS - from;
         const uint8_t *p = a.sdown.p + (int64_t)tile * a.sdown.bytes + from * tile_chunk_bytes(Q_Q8_0);
         tile_source<CT> src = {a.smid, p, {NULL, a.r.n, 0}, from, {}};
-        S::begin(ring, src, per > 0, per, true, false, lane);
+        stream<Q_Q8_0, CT, SCOLS> run;
+        run.open(ring, lane);
+        run.begin(src, per > 0, per, true, false);
         chain_wait();
-        S::begin(ring, src, per > 0, per, false, true, lane);
-        S::run(ring, src, per > 0, per, true, lane);
+        run.begin(src, per > 0, per, false, true);
+        run.run(src, per > 0, per, true);
         put_shared<CT>(s, src.acc, warp, a.r.n, lane);
     } else {
         chain_wait();
@@ -270,8 +271,10 @@ static __global__ void __launch_bounds__(MM_THREADS, mm_resident(CT, SCOLS)) dow
     int units = a.splits * a.groups->count, wanted = rows_wanted(a.r), per = a.down.chunks / a.splits;
     int unit0 = (warp + MM_WARPS - SHARED_SPLITS) % MM_WARPS, mine = (units - unit0 + MM_WARPS - 1) / MM_WARPS;
     down_source<CT, R> src = {a, unit0, tile, lane, 0, s};
-    E::begin(ring, src, mine, per, true, true, lane);
-    E::run(ring, src, mine, per, false, lane);
+    stream<T, CT, COLS, (COLS > 1)> run;
+    run.open(ring, lane);
+    run.begin(src, mine, per, true, true);
+    run.run(src, mine, per, false);
     __syncthreads();
 #pragma unroll 1
     for (int v = threadIdx.x; v < TILE_ROWS * a.r.n; v += MM_THREADS) {
@@ -328,7 +331,7 @@ void gpu_phase_experts(gpu *g, const nrows &r, const be_block *w, const be_place
     if (r.n == 1)
         run_experts<1, 1, 1>(g, a, d, most);
     else if (r.n <= 8)
-        run_experts<1, 3, 8>(g, a, d, most);
+        run_experts<1, 4, 8>(g, a, d, most);
     else
         run_experts<2, 4, 1>(g, a, d, most);
 }

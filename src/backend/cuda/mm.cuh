@@ -179,13 +179,15 @@ template <uint32_t T> DEV void open_block(const chunk<T> &k, int kb, uint32_t (&
     }
 }
 
-/* acc += d dx c for the four accumulators. */
-DEV void scale_add(float (&acc)[4], float d0, float d1, float x0, float x1, const int (&c)[4])
+/* acc += d dx c for the four accumulators; ONE: column 0 alone is wanted. */
+template <bool ONE> DEV void scale_add(float (&acc)[4], float d0, float d1, float x0, float x1, const int (&c)[4])
 {
     acc[0] = __fmaf_rn(__fmul_rn(d0, x0), (float)c[0], acc[0]);
-    acc[1] = __fmaf_rn(__fmul_rn(d0, x1), (float)c[1], acc[1]);
     acc[2] = __fmaf_rn(__fmul_rn(d1, x0), (float)c[2], acc[2]);
-    acc[3] = __fmaf_rn(__fmul_rn(d1, x1), (float)c[3], acc[3]);
+    if constexpr (!ONE) {
+        acc[1] = __fmaf_rn(__fmul_rn(d0, x1), (float)c[1], acc[1]);
+        acc[3] = __fmaf_rn(__fmul_rn(d1, x1), (float)c[3], acc[3]);
+    }
 }
 
 /* How a row's numbers for a chunk lie in a slot: int8 (small types: 128 and four scales; large: 256, then sums of 16, a
@@ -201,17 +203,17 @@ template <uint32_t T, bool HALVES> struct xlay {
 };
 
 /* What a lane needs of the columns for a chunk. */
-template <uint32_t T, int CT, bool HALVES> struct xpart {
+template <uint32_t T, int CT, bool ONE, bool HALVES> struct xpart {
     using L = xlay<T, HALVES>;
     uint2 b[HALVES ? 1 : CT][L::blocks];
-    float d[HALVES ? 1 : CT][2][L::small ? 4 : 1];
+    float d[HALVES ? 1 : CT][ONE ? 1 : 2][L::small ? 4 : 1];
     uint2 sum[L::mins ? CT : 1];
     uint4 h[HALVES ? CT : 1][HALVES ? L::per : 1];
 };
 
 /* Types with one activation scale per 32. */
-template <uint32_t T, int CT>
-DEV void mul_small(const chunk<T> &k, const xpart<T, CT, false> &x, float (&acc)[CT][4])
+template <uint32_t T, int CT, bool ONE>
+DEV void mul_small(const chunk<T> &k, const xpart<T, CT, ONE, false> &x, float (&acc)[CT][4])
 {
 #pragma unroll
     for (int kb = 0; kb < 4; kb++) {
@@ -228,14 +230,14 @@ DEV void mul_small(const chunk<T> &k, const xpart<T, CT, false> &x, float (&acc)
         for (int ct = 0; ct < CT; ct++) {
             int c[4] = {0, 0, 0, 0};
             mma_s8_k32(c, a, x.b[ct][kb].x, x.b[ct][kb].y);
-            scale_add(acc[ct], d0, d1, x.d[ct][0][kb], x.d[ct][1][kb], c);
+            scale_add<ONE>(acc[ct], d0, d1, x.d[ct][0][kb], x.d[ct][!ONE][kb], c);
         }
     }
 }
 
 /* sum over the sixteen groups of 16: minimum * activation sum; the sums enter as 64 h + l with int8 h, l. */
-template <uint32_t T, int CT>
-DEV void mul_mins(uint32_t a0, uint32_t a1, float d0, float d1, const xpart<T, CT, false> &x, float (&acc)[CT][4])
+template <uint32_t T, int CT, bool ONE>
+DEV void mul_mins(uint32_t a0, uint32_t a1, float d0, float d1, const xpart<T, CT, ONE, false> &x, float (&acc)[CT][4])
 {
 #pragma unroll
     for (int ct = 0; ct < CT; ct++) {
@@ -254,13 +256,13 @@ DEV void mul_mins(uint32_t a0, uint32_t a1, float d0, float d1, const xpart<T, C
 #pragma unroll
         for (int i = 0; i < 4; i++)
             ch[i] = 64 * ch[i] + cl[i];
-        scale_add(acc[ct], -d0, -d1, x.d[ct][0][0], x.d[ct][1][0], ch);
+        scale_add<ONE>(acc[ct], -d0, -d1, x.d[ct][0][0], x.d[ct][!ONE][0], ch);
     }
 }
 
 /* Types with one activation scale per 256. */
-template <uint32_t T, int CT>
-DEV void mul_large(const chunk<T> &k, const xpart<T, CT, false> &x, float (&acc)[CT][4])
+template <uint32_t T, int CT, bool ONE>
+DEV void mul_large(const chunk<T> &k, const xpart<T, CT, ONE, false> &x, float (&acc)[CT][4])
 {
     int sum[CT][4] = {};
 #pragma unroll
@@ -281,8 +283,9 @@ DEV void mul_large(const chunk<T> &k, const xpart<T, CT, false> &x, float (&acc)
             } else {
                 int c[4] = {0, 0, 0, 0};
                 mma_s8_k32(c, a, b.x, b.y);
-                sum[ct][0] += s0 * c[0], sum[ct][1] += s0 * c[1];
-                sum[ct][2] += s1 * c[2], sum[ct][3] += s1 * c[3];
+                sum[ct][0] += s0 * c[0], sum[ct][2] += s1 * c[2];
+                if constexpr (!ONE)
+                    sum[ct][1] += s0 * c[1], sum[ct][3] += s1 * c[3];
             }
         }
     }
@@ -292,22 +295,23 @@ DEV void mul_large(const chunk<T> &k, const xpart<T, CT, false> &x, float (&acc)
     }
 #pragma unroll
     for (int ct = 0; ct < CT; ct++)
-        scale_add(acc[ct], d0, d1, x.d[ct][0][0], x.d[ct][1][0], sum[ct]);
+        scale_add<ONE>(acc[ct], d0, d1, x.d[ct][0][0], x.d[ct][!ONE][0], sum[ct]);
     if constexpr (T == Q_Q2_K) {
         uint32_t m0 = k.m[0], m1 = k.m[1];
         m0 = (m0 & 15) | (m0 & 0xf0) << 4 | (m0 & 0xf00) << 8 | (m0 & 0xf000) << 12;
         m1 = (m1 & 15) | (m1 & 0xf0) << 4 | (m1 & 0xf00) << 8 | (m1 & 0xf000) << 12;
-        mul_mins<T, CT>(m0, m1, half_value((uint16_t)(k.d[0] >> 16)), half_value((uint16_t)(k.d[1] >> 16)), x, acc);
+        mul_mins<T, CT, ONE>(m0, m1, half_value((uint16_t)(k.d[0] >> 16)), half_value((uint16_t)(k.d[1] >> 16)), x, acc);
     }
 }
 
 /* Minimums of Q4_K: blocks 2t, 2t+1 have the groups of 16 4t..4t+3. */
-template <int CT> DEV void mins_q4(const chunk<Q_Q4_K> &k, int t, const xpart<Q_Q4_K, CT, false> &x, float (&acc)[CT][4])
+template <int CT, bool ONE>
+DEV void mins_q4(const chunk<Q_Q4_K> &k, int t, const xpart<Q_Q4_K, CT, ONE, false> &x, float (&acc)[CT][4])
 {
     uint32_t w0 = t == 0 ? k.s[0] : t == 1 ? k.s[2] : t == 2 ? k.s[4] : k.s[6];
     uint32_t w1 = t == 0 ? k.s[1] : t == 1 ? k.s[3] : t == 2 ? k.s[5] : k.s[7];
     uint32_t m0 = __byte_perm(w0, 0, 0x3311u), m1 = __byte_perm(w1, 0, 0x3311u);
-    mul_mins<Q_Q4_K, CT>(m0, m1, half_value((uint16_t)(k.d[0] >> 16)), half_value((uint16_t)(k.d[1] >> 16)), x, acc);
+    mul_mins<Q_Q4_K, CT, ONE>(m0, m1, half_value((uint16_t)(k.d[0] >> 16)), half_value((uint16_t)(k.d[1] >> 16)), x, acc);
 }
 
 /* Four int8 as two words of halves; exact. */
@@ -327,8 +331,8 @@ DEV void bytes_to_halves(uint32_t q, uint32_t *lo, uint32_t *hi)
 #endif
 }
 
-template <int CT>
-DEV void mul_half(const chunk<Q_F16> &k, const xpart<Q_F16, CT, true> &x, float (&hi)[CT][4], float (&lo)[CT][4])
+template <int CT, bool ONE>
+DEV void mul_half(const chunk<Q_F16> &k, const xpart<Q_F16, CT, ONE, true> &x, float (&hi)[CT][4], float (&lo)[CT][4])
 {
 #pragma unroll
     for (int kb = 0; kb < 4; kb++) {
@@ -342,7 +346,8 @@ DEV void mul_half(const chunk<Q_F16> &k, const xpart<Q_F16, CT, true> &x, float 
 }
 
 /* Q8_0 weights against split halves: what a router of that type takes. */
-template <int CT> DEV void mul_bytes_half(const chunk<Q_Q8_0> &k, const xpart<Q_Q8_0, CT, true> &x, float (&acc)[CT][4])
+template <int CT, bool ONE>
+DEV void mul_bytes_half(const chunk<Q_Q8_0> &k, const xpart<Q_Q8_0, CT, ONE, true> &x, float (&acc)[CT][4])
 {
 #pragma unroll
     for (int kb = 0; kb < 4; kb++) {
@@ -378,72 +383,108 @@ constexpr int mm_ring(int ct, int cols) { return ct == 1 && cols > 1 ? 10752 : 7
  *   const uint8_t *weights(int i)   mm_columns columns(int i)   int first(int i): the product's chunk that comes first
  *   void take(int i, float (&acc)[CT][4])
  *
- * COLS: columns that the ring has room for; products with more read theirs from global memory. HALVES: float inputs, F16
- * and Q8_0 alone. Code is kept short: a launch runs it once, and fetching instructions takes longer than running them. */
-template <uint32_t T, int CT, int COLS, bool HALVES = T == Q_F16> struct stream {
+ * COLS: columns that the ring has room for, the most that come if CT = 1 and not MANY; products with more read theirs from
+ * global memory. HALVES: float inputs, F16 and Q8_0 alone. The loop is what the whole forward waits for: everything that
+ * stays the same is made before it. */
+template <uint32_t T, int CT, int COLS, bool MANY = false, bool HALVES = T == Q_F16> struct stream {
+    static const bool one = CT == 1 && COLS == 1, far = CT > 1 && !MANY; /* one column; never in the ring */
     using L = xlay<T, HALVES>;
-    using X = xpart<T, CT, HALVES>;
-    static const int wbytes = tile_chunk_bytes(T), xbytes = (L::bytes * COLS + 15) / 16 * 16, slot_bytes = wbytes + xbytes;
-    static const int fit = mm_ring(CT, COLS) / slot_bytes, slots = fit < 6 ? fit : 6;
-    static const bool always = CT == 1 && COLS == 1; /* kernels of one row have one column everywhere */
+    using X = xpart<T, CT, one, HALVES>;
+    static const int wbytes = tile_chunk_bytes(T), xbytes = far ? 0 : (L::bytes * COLS + 15) / 16 * 16;
+    static const int slot_bytes = wbytes + xbytes, fit = mm_ring(CT, COLS) / slot_bytes, slots = fit < 6 ? fit : 6;
+    static const int copies = (COLS * L::pieces + 31) / 32; /* of a lane, for the columns of a chunk */
+    static const bool words = !HALVES && !L::small;         /* scales travel apart */
 
-    static DEV_MEMBER bool near(const mm_columns &c) { return always || c.n <= COLS; }
+    uint8_t *ring;
+    int lane;
+    const uint8_t *wp;        /* next weights, the lane's first 16 bytes */
+    const char *xp[copies];   /* next pieces of columns */
+    const float *dp;          /* next scale */
+    int to[copies], step[copies]; /* their places in a slot (negative: none), bytes from chunk to chunk */
 
-    static DEV_MEMBER void fetch_w(uint8_t *slot, const uint8_t *p, int lane)
+    DEV_MEMBER void open(uint8_t *r, int l) { ring = r, lane = l; }
+
+    /* Aims at the first chunk of a segment: weights, columns. */
+    DEV_MEMBER void aim_w(const uint8_t *p) { wp = p + 16 * lane; }
+    DEV_MEMBER void aim_x(const mm_input &in, const mm_columns &c, int first)
+    {
+        (void)in, (void)c, (void)first;
+        if constexpr (!far)
+            aim_pieces(in, c, first);
+    }
+    DEV_MEMBER void aim_pieces(const mm_input &in, const mm_columns &c, int first)
+    {
+        bool in_ring = !MANY || c.n <= COLS;
+#pragma unroll
+        for (int j = 0; j < copies; j++) {
+            int i = lane + 32 * j, col = one ? 0 : i / L::pieces, k = one ? i : i % L::pieces;
+            bool mine = in_ring && i < L::pieces * (one ? 1 : c.n);
+            int row = mine ? column_row(c, col) : 0;
+            to[j] = mine ? wbytes + col * L::row + 16 * k : -1;
+            if constexpr (HALVES) {
+                xp[j] = (const char *)(in.h.v + (row * in.h.ld + c.offset) / 4 + 4 * L::per * first + k);
+                step[j] = 64 * L::per;
+            } else {
+                int from = row * in.q.ld + c.offset + 32 * L::blocks * first;
+                bool extra = k >= 2 * L::blocks;
+                xp[j] = !extra       ? (const char *)(in.q.q + from + 16 * k)
+                        : L::small   ? (const char *)(in.q.d + from / 32)
+                                     : (const char *)(in.q.sum + from / 16 + 8 * (k - 2 * L::blocks));
+                step[j] = !extra ? 32 * L::blocks : L::small ? 16 : 32;
+            }
+        }
+        if constexpr (words)
+            dp = in.q.d + (column_row(c, lane < c.n ? lane : 0) * in.q.ld + c.offset) / 256 + first;
+    }
+
+    DEV_MEMBER void fetch_w(uint8_t *slot)
     {
 #pragma unroll
         for (int i = 0; i < (wbytes / 16 + 31) / 32; i++)
             if (32 * i + 31 < wbytes / 16 || 32 * i + lane < wbytes / 16)
-                copy_stream(slot + 512 * i + 16 * lane, p + 512 * i + 16 * lane);
+                copy_stream(slot + 512 * i + 16 * lane, wp + 512 * i);
+        wp += wbytes;
     }
 
-    /* The columns' numbers for chunk `at` of the product. */
-    static DEV_MEMBER void fetch_x(uint8_t *slot, const mm_input &in, const mm_columns &c, int at, int lane)
+    DEV_MEMBER void fetch_x(uint8_t *slot, const mm_columns &c)
     {
-        uint8_t *to = slot + wbytes;
-#pragma unroll 1
-        for (int i = lane; i < c.n * L::pieces; i += 32) {
-            int col = always ? 0 : i / L::pieces, k = always ? i : i % L::pieces, row = column_row(c, col);
-            uint8_t *x = to + col * L::row + 16 * k;
-            if constexpr (HALVES) {
-                copy_async(x, in.h.v + (row * in.h.ld + c.offset) / 4 + 4 * L::per * at + k);
-            } else {
-                int from = row * in.q.ld + c.offset + 32 * L::blocks * at;
-                const void *p = in.q.q + from + 16 * k;
-                if (k >= 2 * L::blocks)
-                    p = L::small ? (const void *)(in.q.d + from / 32)
-                                 : (const void *)(in.q.sum + from / 16 + 8 * (k - 2 * L::blocks));
-                copy_async(x, p);
-            }
-        }
-        if constexpr (!HALVES && !L::small)
-            if (lane < c.n) {
-                int from = column_row(c, lane) * in.q.ld + c.offset + 256 * at;
-                copy_word(to + COLS * L::row + 4 * lane, in.q.d + from / 256);
-            }
+        (void)slot, (void)c;
+        if constexpr (!far)
+            fetch_pieces(slot, c);
     }
-
-    /* Step i = chunk k of segment s, into its slot. */
-    template <class S> static DEV_MEMBER void fetch(uint8_t *slot, S &src, int s, int k, bool w, bool x, int lane)
+    DEV_MEMBER void fetch_pieces(uint8_t *slot, const mm_columns &c)
     {
-        if (x) {
-            mm_columns c = src.columns(s);
-            if (near(c))
-                fetch_x(slot, src.input(), c, src.first(s) + k, lane);
+#pragma unroll
+        for (int j = 0; j < copies; j++) {
+            if (to[j] >= 0)
+                copy_async(slot + to[j], xp[j]);
+            xp[j] += step[j];
         }
-        if (w)
-            fetch_w(slot, src.weights(s) + (int64_t)k * wbytes, lane);
+        if constexpr (words) {
+            if (lane < (one ? 1 : c.n) && (!MANY || c.n <= COLS))
+                copy_word(slot + wbytes + COLS * L::row + 4 * lane, dp);
+            dp++;
+        }
     }
 
-    /* The first steps: weights alone (before chain_wait), columns alone (after it), or both. */
-    template <class S>
-    static DEV_MEMBER void begin(uint8_t *ring, S &src, int segments, int per, bool w, bool x, int lane)
+    /* The first chunks of segment 0 and what follows: weights alone (before chain_wait), columns alone (after it), or
+     * both. */
+    template <class S> DEV_MEMBER void begin(S &src, int segments, int per, bool w, bool x)
     {
         int s = 0, k = 0;
 #pragma unroll 1
-        for (int i = 0; i < slots; i++) {
-            if (s < segments)
-                fetch(ring + i * slot_bytes, src, s, k, w, x, lane);
+        for (int i = 0; i < slots && s < segments; i++) {
+            mm_columns c = {};
+            if (x)
+                c = src.columns(s);
+            if (k == 0 && w)
+                aim_w(src.weights(s));
+            if (k == 0 && x)
+                aim_x(src.input(), c, src.first(s));
+            if (x)
+                fetch_x(ring + i * slot_bytes, c);
+            if (w)
+                fetch_w(ring + i * slot_bytes);
             if (w)
                 copy_group();
             k = k + 1 == per ? 0 : k + 1;
@@ -453,120 +494,142 @@ template <uint32_t T, int CT, int COLS, bool HALVES = T == Q_F16> struct stream 
             copy_group();
     }
 
-    template <bool NEAR>
-    static DEV_MEMBER void take_x(X &k, const uint8_t *slot, const mm_input &in, const mm_columns &c, int at, int lane)
+    DEV_MEMBER void take_near(X &k, const uint8_t *slot, const mm_columns &c)
     {
         int g = lane / 4, t = lane % 4;
 #pragma unroll
         for (int ct = 0; ct < CT; ct++) {
-            int col = always ? 0 : 8 * ct + g < c.n ? 8 * ct + g : c.n - 1;
+            int col = one ? 0 : 8 * ct + g < c.n ? 8 * ct + g : c.n - 1;
             const uint8_t *x = slot + wbytes + col * L::row;
-            const uint4 *h = reinterpret_cast<const uint4 *>(x);
-            const int8_t *q = reinterpret_cast<const int8_t *>(x);
-            const int16_t *sum = reinterpret_cast<const int16_t *>(x + 32 * L::blocks);
-            if constexpr (!NEAR) {
-                int row = column_row(c, col), from = row * in.q.ld + c.offset + 32 * L::blocks * at;
-                h = in.h.v + (row * in.h.ld + c.offset) / 4 + 4 * L::per * at;
-                q = in.q.q + from;
-                sum = in.q.sum + from / 16;
-            }
             if constexpr (HALVES) {
+#pragma unroll
+                for (int i = 0; i < L::per; i++)
+                    k.h[ct][i] = reinterpret_cast<const uint4 *>(x)[T == Q_F16 ? 4 * i + t : 8 * (i / 2) + 2 * t + i % 2];
+            } else {
+#pragma unroll
+                for (int i = 0; i < L::blocks; i++)
+                    k.b[ct][i] = *reinterpret_cast<const uint2 *>(x + 32 * i + 8 * t);
+                if constexpr (L::mins)
+                    k.sum[ct] = *reinterpret_cast<const uint2 *>(x + 32 * L::blocks + 8 * t);
+#pragma unroll
+                for (int e = 0; e < (one ? 1 : 2); e++) {
+                    int dc = one ? 0 : 8 * ct + 2 * t + e < c.n ? 8 * ct + 2 * t + e : c.n - 1;
+                    if constexpr (L::small) {
+                        float4 d = *reinterpret_cast<const float4 *>(slot + wbytes + dc * L::row + 128);
+                        k.d[ct][e][0] = d.x, k.d[ct][e][1] = d.y, k.d[ct][e][2] = d.z, k.d[ct][e][3] = d.w;
+                    } else {
+                        k.d[ct][e][0] = *reinterpret_cast<const float *>(slot + wbytes + COLS * L::row + 4 * dc);
+                    }
+                }
+            }
+        }
+    }
+
+    /* The columns of chunk `at` from global memory. */
+    DEV_MEMBER void take_far(X &k, const mm_input &in, const mm_columns &c, int at)
+    {
+        int g = lane / 4, t = lane % 4;
+#pragma unroll
+        for (int ct = 0; ct < CT; ct++) {
+            int row = column_row(c, 8 * ct + g < c.n ? 8 * ct + g : c.n - 1);
+            int from = row * in.q.ld + c.offset + 32 * L::blocks * at;
+            if constexpr (HALVES) {
+                const uint4 *h = in.h.v + (row * in.h.ld + c.offset) / 4 + 4 * L::per * at;
 #pragma unroll
                 for (int i = 0; i < L::per; i++)
                     k.h[ct][i] = h[T == Q_F16 ? 4 * i + t : 8 * (i / 2) + 2 * t + i % 2];
             } else {
 #pragma unroll
                 for (int i = 0; i < L::blocks; i++)
-                    k.b[ct][i] = *reinterpret_cast<const uint2 *>(q + 32 * i + 8 * t);
+                    k.b[ct][i] = *reinterpret_cast<const uint2 *>(in.q.q + from + 32 * i + 8 * t);
                 if constexpr (L::mins)
-                    k.sum[ct] = *reinterpret_cast<const uint2 *>(sum + 4 * t);
-                take_scales<NEAR>(k, slot, in, c, at, ct, t);
+                    k.sum[ct] = *reinterpret_cast<const uint2 *>(in.q.sum + from / 16 + 4 * t);
+#pragma unroll
+                for (int e = 0; e < (one ? 1 : 2); e++) {
+                    int col = 8 * ct + 2 * t + e < c.n ? 8 * ct + 2 * t + e : c.n - 1, n = L::small ? 4 : 1;
+                    const float *d =
+                        in.q.d + (column_row(c, col) * in.q.ld + c.offset) / (L::small ? 32 : 256) + n * at;
+#pragma unroll
+                    for (int i = 0; i < (L::small ? 4 : 1); i++)
+                        k.d[ct][e][i] = d[i];
+                }
             }
         }
     }
 
-    template <bool NEAR>
-    static DEV_MEMBER void take_scales(X &k, const uint8_t *slot, const mm_input &in, const mm_columns &c, int at, int ct,
-                                       int t)
-    {
-        const int n = L::small ? 4 : 1;
-#pragma unroll
-        for (int e = 0; e < 2; e++) {
-            int col = always ? 0 : 8 * ct + 2 * t + e < c.n ? 8 * ct + 2 * t + e : c.n - 1;
-            const uint8_t *x = slot + wbytes + (L::small ? col * L::row + 128 : COLS * L::row + 4 * col);
-            const float *d = reinterpret_cast<const float *>(x);
-            if constexpr (!NEAR)
-                d = in.q.d + (column_row(c, col) * in.q.ld + c.offset) / (L::small ? 32 : 256) + n * at;
-#pragma unroll
-            for (int i = 0; i < n; i++)
-                k.d[ct][e][i] = d[i];
-        }
-    }
-
-    static DEV_MEMBER void multiply(const chunk<T> &k, const X &x, int lane, float (&acc)[CT][4],
-                                    float (&lo)[T == Q_F16 ? CT : 1][4])
-    {
-        (void)lo, (void)lane;
-        if constexpr (T == Q_F16)
-            mul_half<CT>(k, x, acc, lo);
-        else if constexpr (HALVES)
-            mul_bytes_half<CT>(k, x, acc);
-        else if constexpr (T == Q_Q8_0 || T == Q_MXFP4)
-            mul_small<T, CT>(k, x, acc);
-        else
-            mul_large<T, CT>(k, x, acc);
-        if constexpr (T == Q_Q4_K)
-            mins_q4<CT>(k, lane % 4, x, acc);
-    }
-
-    static DEV_MEMBER void join(float (&acc)[CT][4], float (&lo)[T == Q_F16 ? CT : 1][4])
+    DEV_MEMBER void multiply(const chunk<T> &k, const X &x, float (&acc)[CT][4], float (&lo)[T == Q_F16 ? CT : 1][4])
     {
         (void)lo;
+        if constexpr (T == Q_F16)
+            mul_half<CT, one>(k, x, acc, lo);
+        else if constexpr (HALVES)
+            mul_bytes_half<CT, one>(k, x, acc);
+        else if constexpr (T == Q_Q8_0 || T == Q_MXFP4)
+            mul_small<T, CT, one>(k, x, acc);
+        else
+            mul_large<T, CT, one>(k, x, acc);
+        if constexpr (T == Q_Q4_K)
+            mins_q4<CT, one>(k, lane % 4, x, acc);
+    }
+
+    DEV_MEMBER void join(float (&acc)[CT][4], float (&lo)[T == Q_F16 ? CT : 1][4])
+    {
+        (void)acc, (void)lo;
+        if constexpr (HALVES)
 #pragma unroll
-        for (int ct = 0; ct < (HALVES ? CT : 0); ct++)
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                float v = acc[ct][i];
+            for (int i = 0; i < 4 * CT; i++) {
+                float &v = acc[i / 4][i % 4];
                 if constexpr (T == Q_F16) {
-                    v = __fmaf_rn(lo[ct][i], 1.0f / half_low, v);
-                    lo[ct][i] = 0;
+                    v = __fmaf_rn(lo[i / 4][i % 4], 1.0f / half_low, v);
+                    lo[i / 4][i % 4] = 0;
                 }
-                acc[ct][i] = __fmul_rn(v, 1.0f / half_in);
+                v = __fmul_rn(v, 1.0f / half_in);
             }
     }
 
     /* After begin(); `late`: the columns came in a group behind the weights. */
-    template <class S> static DEV_MEMBER void run(uint8_t *ring, S &src, int segments, int per, bool late, int lane)
+    template <class S> DEV_MEMBER void run(S &src, int segments, int per, bool late)
     {
         float acc[CT][4] = {}, lo[T == Q_F16 ? CT : 1][4] = {};
-        if (late)
+        if (late || segments * per < slots)
             copy_wait_group<0>();
         if (segments <= 0)
             return;
-        int next_s = slots / per, next_k = slots % per, s = 0, k = 0, slot = 0;
+        int next_s = slots / per, next_k = slots % per, slot = 0;
 #pragma unroll 1
-        while (s < segments) {
-            uint8_t *at = ring + slot * slot_bytes;
+        for (int s = 0; s < segments; s++) {
             mm_columns c = src.columns(s);
-            chunk<T> w;
-            X x;
-            copy_wait_group<slots - 1>();
-            __syncwarp();
-            load_chunk<T>(w, at, lane);
-            if (near(c))
-                take_x<true>(x, at, src.input(), c, src.first(s) + k, lane);
-            else if constexpr (!always)
-                take_x<false>(x, at, src.input(), c, src.first(s) + k, lane);
-            __syncwarp();
-            if (next_s < segments)
-                fetch(at, src, next_s, next_k, true, true, lane);
-            copy_group();
-            next_k = next_k + 1 == per ? 0 : next_k + 1;
-            next_s += next_k == 0;
-            multiply(w, x, lane, acc, lo);
-            slot = slot + 1 == slots ? 0 : slot + 1;
-            if (++k < per)
-                continue;
+            int first = far || MANY ? src.first(s) : 0;
+#pragma unroll 1
+            for (int k = 0; k < per; k++) {
+                uint8_t *at = ring + slot * slot_bytes;
+                chunk<T> w;
+                X x;
+                copy_wait_group<slots - 1>();
+                __syncwarp();
+                load_chunk<T>(w, at, lane);
+                if (!far && (!MANY || c.n <= COLS))
+                    take_near(x, at, c);
+                else if constexpr (far || MANY)
+                    take_far(x, src.input(), c, first + k);
+                __syncwarp();
+                if (next_s < segments) {
+                    mm_columns nc = c;
+                    if (next_s != s)
+                        nc = src.columns(next_s);
+                    if (next_k == 0) {
+                        aim_w(src.weights(next_s));
+                        aim_x(src.input(), nc, src.first(next_s));
+                    }
+                    fetch_x(at, nc);
+                    fetch_w(at);
+                    if (++next_k == per)
+                        next_k = 0, next_s++;
+                }
+                copy_group();
+                multiply(w, x, acc, lo);
+                slot = slot + 1 == slots ? 0 : slot + 1;
+            }
             join(acc, lo);
             src.take(s, acc);
 #pragma unroll
@@ -574,8 +637,6 @@ template <uint32_t T, int CT, int COLS, bool HALVES = T == Q_F16> struct stream 
 #pragma unroll
                 for (int i = 0; i < 4; i++)
                     acc[ct][i] = 0;
-            k = 0;
-            s++;
         }
         __syncwarp();
     }

@@ -38,15 +38,15 @@ template <int CT> struct tile_source {
 template <uint32_t T, int CT, int COLS, bool HALVES = T == Q_F16>
 DEV void mm_share(const mm_job &j, int tile, int split, int n, int lane, uint8_t *ring, float (&acc)[CT][4])
 {
-    using S = stream<T, CT, COLS, HALVES>;
+    stream<T, CT, COLS, false, HALVES> run;
     int from = j.w.chunks * split / j.splits, count = j.w.chunks * (split + 1) / j.splits - from;
     const uint8_t *p = j.w.p + (int64_t)tile * j.w.bytes + (int64_t)from * tile_chunk_bytes(T);
     tile_source<CT> src = {j.x, p, {NULL, n, tile / j.group_tiles * j.w.chunks * tile_inputs(T)}, from, {}};
-    S::begin(ring, src, 1, count, true, false, lane);
+    run.open(ring, lane);
+    run.begin(src, 1, count, true, false);
     chain_wait();
-    S::begin(ring, src, 1, count, false, true, lane);
-    S::run(ring, src, 1, count, true, lane);
-    src.take(0, src.acc);
+    run.begin(src, 1, count, false, true);
+    run.run(src, 1, count, true);
 #pragma unroll
     for (int ct = 0; ct < CT; ct++)
 #pragma unroll
