@@ -58,15 +58,41 @@ typedef struct query_side {
     bool sim_kv, sim_index;
 } query_side;
 
+/* row = row / sqrt(mean square + eps) * w, and the rotation of its tail at pos; sums: a number for each warp. In float32:
+ * some devices have hardly any float64. */
+DEV void norm_and_rotate(float *row, const float *w, int n, float eps, int pos, const float *freq, int rope, float *sums)
+{
+    float sum = 0;
+    for (int i = threadIdx.x; i < n; i += blockDim.x)
+        sum = __fmaf_rn(row[i], row[i], sum);
+    sum = warp_sum(sum);
+    if (threadIdx.x % 32 == 0)
+        sums[threadIdx.x / 32] = sum;
+    __syncthreads();
+    sum = 0;
+    for (int i = 0; i < MM_WARPS; i++)
+        sum = __fadd_rn(sum, sums[i]);
+    float f = rsqrtf(__fadd_rn(__fdividef(sum, (float)n), eps));
+    for (int i = threadIdx.x; i < n; i += blockDim.x)
+        row[i] = __fmul_rn(__fmul_rn(row[i], f), w[i]);
+    __syncthreads();
+    float *tail = row + n - rope;
+    for (int i = threadIdx.x; i < rope / 2; i += blockDim.x) {
+        float2 cs = turn_of(pos, freq[i]), v = rotated(tail[2 * i], tail[2 * i + 1], cs.x, cs.y);
+        tail[2 * i] = v.x;
+        tail[2 * i + 1] = v.y;
+    }
+    __syncthreads();
+}
+
 /* Finishes the KV row of row r: norm, rotation, simulated FP8. */
-DEV void finish_kv_row(const query_side &a, int r, float *row, double *sums)
+DEV void finish_kv_row(const query_side &a, int r, float *row, float *sums)
 {
     float *x = a.kv + (int64_t)r * a.dim;
     for (int i = threadIdx.x; i < a.dim; i += blockDim.x)
         row[i] = x[i];
     __syncthreads();
-    row_norm(row, a.kv_norm, a.dim, a.eps, sums);
-    row_rotate(row + a.dim - a.rope, a.r.pos[r], a.freq, a.rope / 2);
+    norm_and_rotate(row, a.kv_norm, a.dim, a.eps, a.r.pos[r], a.freq, a.rope, sums);
     if (a.sim_kv)
         row_sim_fp8(row, a.dim - a.rope);
     float *to = a.raw.base ? ring_row(a.raw, a.r.seq[r], a.r.pos[r]) : NULL;
@@ -121,7 +147,7 @@ DEV float pool_value(const window_row *rows, int n, int k)
 }
 
 /* Stores row r's compressor input; pools the window that ends with it, if one does. */
-DEV void pool_row(const query_side &a, const pool_side &s, int r, float *row, window_row *rows, double *sums)
+DEV void pool_row(const query_side &a, const pool_side &s, int r, float *row, window_row *rows, float *sums)
 {
     int w = s.ring.width / 2, d = s.out.width, pos = a.r.pos[r], seq = a.r.seq[r], at = pos / a.ratio;
     float *to = ring_row(s.ring, seq, pos);
@@ -138,8 +164,7 @@ DEV void pool_row(const query_side &a, const pool_side &s, int r, float *row, wi
     for (int k = threadIdx.x; k < d; k += blockDim.x)
         row[k] = pool_value(rows, end - first, k);
     __syncthreads();
-    row_norm(row, s.norm, d, a.eps, sums);
-    row_rotate(row + d - a.rope, start, a.freq, a.rope / 2);
+    norm_and_rotate(row, s.norm, d, a.eps, start, a.freq, a.rope, sums);
     if (a.sim_kv && !s.index)
         row_sim_fp8(row, d - a.rope);
     if (a.sim_index && s.index && threadIdx.x < 32) {

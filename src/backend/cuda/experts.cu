@@ -63,7 +63,8 @@ DEV void quantise_hidden(const gate_side &s, const int *list, int count, int ff,
 }
 
 template <int CT, int COLS> struct gate_room {
-    alignas(16) uint8_t ring[MM_WARPS][mm_ring(CT, COLS)];
+    static const int bytes = mm_ring(CT, COLS, 768 + 4 * hid_tiles(CT, COLS) * MM_WARPS * hid_columns(CT, COLS) * TILE_ROWS);
+    alignas(16) uint8_t ring[MM_WARPS][bytes];
     float part[hid_tiles(CT, COLS)][MM_WARPS][hid_columns(CT, COLS)][TILE_ROWS];
     int rows[MM_WARPS][BE_NARROW];
     int last;
@@ -132,7 +133,7 @@ static __global__ void __launch_bounds__(MM_THREADS, mm_resident(CT, SCOLS)) gat
                               from,   warp, lane, s};
     chain_next();
     if (i < 0) {
-        stream<Q_Q8_0, CT, SCOLS> run;
+        stream<Q_Q8_0, CT, SCOLS, false, false, R::bytes> run;
         run.open(s->ring[warp], lane);
         run.begin(src, per ? tiles : 0, per, true, false);
         chain_wait();
@@ -151,7 +152,7 @@ static __global__ void __launch_bounds__(MM_THREADS, mm_resident(CT, SCOLS)) gat
         __syncwarp();
         src.c = mm_columns{s->rows[warp], count, 0};
         src.p += expert * w.slice;
-        stream<T, CT, COLS, (COLS > 1)> run;
+        stream<T, CT, COLS, (COLS > 1), false, R::bytes> run;
         run.open(s->ring[warp], lane);
         run.begin(src, per ? tiles : 0, per, true, true);
         run.run(src, per ? tiles : 0, per, false);
@@ -189,8 +190,9 @@ typedef struct down_args {
 } down_args;
 
 template <int CT, int COLS> struct down_room {
-    alignas(16) uint8_t ring[MM_WARPS][mm_ring(CT, COLS)];
     static const int most = CT == 1 && COLS == 1 ? 1 : 8 * CT; /* rows */
+    static const int bytes = mm_ring(CT, COLS, 4 * most * TILE_ROWS * (MOST_USED * DOWN_SPLITS + SHARED_SPLITS) + 256 * most);
+    alignas(16) uint8_t ring[MM_WARPS][bytes];
     float routed[most * MOST_USED][DOWN_SPLITS][TILE_ROWS];
     float shared[SHARED_SPLITS][most][TILE_ROWS];
     int rows[MM_WARPS][8][most]; /* visits of a warp's units, as far ahead as its ring reaches */
@@ -258,7 +260,7 @@ static __global__ void __launch_bounds__(MM_THREADS, mm_resident(CT, SCOLS)) dow
         int from = a.sdown.chunks * warp / SHARED_SPLITS, per = a.sdown.chunks * (warp + 1) / SHARED_SPLITS - from;
         const uint8_t *p = a.sdown.p + (int64_t)tile * a.sdown.bytes + from * tile_chunk_bytes(Q_Q8_0);
         tile_source<CT> src = {a.smid, p, {NULL, a.r.n, 0}, from, {}};
-        stream<Q_Q8_0, CT, SCOLS> run;
+        stream<Q_Q8_0, CT, SCOLS, false, false, R::bytes> run;
         run.open(ring, lane);
         run.begin(src, per > 0, per, true, false);
         chain_wait();
@@ -271,7 +273,7 @@ static __global__ void __launch_bounds__(MM_THREADS, mm_resident(CT, SCOLS)) dow
     int units = a.splits * a.groups->count, wanted = rows_wanted(a.r), per = a.down.chunks / a.splits;
     int unit0 = (warp + MM_WARPS - SHARED_SPLITS) % MM_WARPS, mine = (units - unit0 + MM_WARPS - 1) / MM_WARPS;
     down_source<CT, R> src = {a, unit0, tile, lane, 0, s};
-    stream<T, CT, COLS, (COLS > 1)> run;
+    stream<T, CT, COLS, (COLS > 1), false, R::bytes> run;
     run.open(ring, lane);
     run.begin(src, mine, per, true, true);
     run.run(src, mine, per, false);
@@ -330,8 +332,8 @@ void gpu_phase_experts(gpu *g, const nrows &r, const be_block *w, const be_place
     d.splits = d.down.chunks % DOWN_SPLITS ? 1 : DOWN_SPLITS;
     if (r.n == 1)
         run_experts<1, 1, 1>(g, a, d, most);
-    else if (r.n <= 8)
-        run_experts<1, 4, 8>(g, a, d, most);
+    else if (r.n <= MM_COLUMNS)
+        run_experts<1, 4, 6>(g, a, d, most);
     else
         run_experts<2, 4, 1>(g, a, d, most);
 }
@@ -351,6 +353,6 @@ bool gpu_experts_fit(const gpu *g, const be_block *w)
     bool router = gpu_is_tiled(&w->router) && (w->router.type == Q_F16 || w->router.type == Q_Q8_0);
     return router && expert_type(&w->gate_exps) && w->up_exps.type == w->gate_exps.type && expert_type(&w->down_exps) &&
            m->experts <= BLOCK_EXPERTS && m->used <= MOST_USED && m->ff % 256 == 0 && m->d % 256 == 0 &&
-           g->smem_most >= sizeof(down_room<1, 8>) &&
-           g->smem_most >= sizeof(down_room<2, 1>) && g->smem_most >= sizeof(gate_room<1, 8>);
+           g->smem_most >= sizeof(down_room<1, 6>) &&
+           g->smem_most >= sizeof(down_room<2, 1>) && g->smem_most >= sizeof(gate_room<1, 6>);
 }

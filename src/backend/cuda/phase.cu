@@ -27,7 +27,7 @@ typedef struct phase_args {
 
 template <class R> DEV void beside_block(const phase_args &a, int b, R *s)
 {
-    __shared__ double sums[32];
+    __shared__ float sums[MM_WARPS];
     if (a.kind != PHASE_QUERY) {
         hyper_comb(a.mix, a.m.n, a.iterations, a.hc_eps);
         return;
@@ -96,8 +96,8 @@ static void run(gpu *g, phase_args *a)
         a->first_blocks = a->m.k > 1 ? a->m.job[1].first : blocks - a->beside;
     if (a->m.n == 1)
         launch<1, 1>(g, *a, blocks);
-    else if (a->m.n <= 8)
-        launch<1, 8>(g, *a, blocks);
+    else if (a->m.n <= MM_COLUMNS)
+        launch<1, MM_COLUMNS>(g, *a, blocks);
     else
         launch<2, 1>(g, *a, blocks);
 }

@@ -4,7 +4,12 @@
 
 #include "backend/cuda/narrow.cuh"
 
-enum { MM_JOBS = 8, MM_WARPS = 8, MM_THREADS = 32 * MM_WARPS };
+enum {
+    MM_JOBS = 8,
+    MM_WARPS = 8,
+    MM_THREADS = 32 * MM_WARPS,
+    MM_COLUMNS = 6, /* most rows whose columns travel through the rings: a draft of five and its anchor */
+};
 
 /* A weight in tiles. */
 typedef struct tiled {
