@@ -58,13 +58,18 @@ typedef struct query_side {
     bool sim_kv, sim_index;
 } query_side;
 
-/* row = row / sqrt(mean square + eps) * w, and the rotation of its tail at pos; sums: a number for each warp. In float32:
- * some devices have hardly any float64. */
-DEV void norm_and_rotate(float *row, const float *w, int n, float eps, int pos, const float *freq, int rope, float *sums)
+enum { ROW_EACH = 2 }; /* numbers of a row for each thread: rows of up to 512 */
+
+/* row = row / sqrt(mean square + eps) * w, and the rotation of its tail at pos; v: the thread's numbers of the row, w: of
+ * the norm, freq: the thread's frequency; sums: a number for each warp. In float32: some devices have hardly any float64.
+ * All loads were made before, in one round trip. */
+DEV void norm_and_rotate(float *row, float (&v)[ROW_EACH], const float (&w)[ROW_EACH], int n, float eps, int pos, float freq,
+                         int rope, float *sums)
 {
     float sum = 0;
-    for (int i = threadIdx.x; i < n; i += blockDim.x)
-        sum = __fmaf_rn(row[i], row[i], sum);
+#pragma unroll
+    for (int k = 0; k < ROW_EACH; k++)
+        sum = __fmaf_rn(v[k], v[k], sum);
     sum = warp_sum(sum);
     if (threadIdx.x % 32 == 0)
         sums[threadIdx.x / 32] = sum;
@@ -73,29 +78,41 @@ DEV void norm_and_rotate(float *row, const float *w, int n, float eps, int pos, 
     for (int i = 0; i < MM_WARPS; i++)
         sum = __fadd_rn(sum, sums[i]);
     float f = rsqrtf(__fadd_rn(__fdividef(sum, (float)n), eps));
-    for (int i = threadIdx.x; i < n; i += blockDim.x)
-        row[i] = __fmul_rn(__fmul_rn(row[i], f), w[i]);
+#pragma unroll
+    for (int k = 0; k < ROW_EACH; k++)
+        if ((int)threadIdx.x + k * MM_THREADS < n)
+            row[threadIdx.x + k * MM_THREADS] = __fmul_rn(__fmul_rn(v[k], f), w[k]);
     __syncthreads();
     float *tail = row + n - rope;
-    for (int i = threadIdx.x; i < rope / 2; i += blockDim.x) {
-        float2 cs = turn_of(pos, freq[i]), v = rotated(tail[2 * i], tail[2 * i + 1], cs.x, cs.y);
-        tail[2 * i] = v.x;
-        tail[2 * i + 1] = v.y;
+    int i = threadIdx.x;
+    if (i < rope / 2) {
+        float2 cs = turn_of(pos, freq), t = rotated(tail[2 * i], tail[2 * i + 1], cs.x, cs.y);
+        tail[2 * i] = t.x;
+        tail[2 * i + 1] = t.y;
     }
     __syncthreads();
 }
 
+DEV void load_row(float (&v)[ROW_EACH], const float *x, int n)
+{
+#pragma unroll
+    for (int k = 0; k < ROW_EACH; k++)
+        v[k] = (int)threadIdx.x + k * MM_THREADS < n ? x[threadIdx.x + k * MM_THREADS] : 0.0f;
+}
+
+DEV float load_freq(const query_side &a) { return (int)threadIdx.x < a.rope / 2 ? a.freq[threadIdx.x] : 0.0f; }
+
 /* Finishes the KV row of row r: norm, rotation, simulated FP8. */
 DEV void finish_kv_row(const query_side &a, int r, float *row, float *sums)
 {
-    float *x = a.kv + (int64_t)r * a.dim;
-    for (int i = threadIdx.x; i < a.dim; i += blockDim.x)
-        row[i] = x[i];
-    __syncthreads();
-    norm_and_rotate(row, a.kv_norm, a.dim, a.eps, a.r.pos[r], a.freq, a.rope, sums);
+    float *x = a.kv + (int64_t)r * a.dim, v[ROW_EACH], w[ROW_EACH], freq = load_freq(a);
+    int pos = a.r.pos[r], seq = a.r.seq[r];
+    load_row(v, x, a.dim);
+    load_row(w, a.kv_norm, a.dim);
+    norm_and_rotate(row, v, w, a.dim, a.eps, pos, freq, a.rope, sums);
     if (a.sim_kv)
         row_sim_fp8(row, a.dim - a.rope);
-    float *to = a.raw.base ? ring_row(a.raw, a.r.seq[r], a.r.pos[r]) : NULL;
+    float *to = a.raw.base ? ring_row(a.raw, seq, pos) : NULL;
     for (int i = threadIdx.x; i < a.dim; i += blockDim.x) {
         x[i] = row[i];
         if (to)
@@ -103,6 +120,7 @@ DEV void finish_kv_row(const query_side &a, int r, float *row, float *sums)
     }
 }
 
+/* The row of this forward at position p of a sequence, or -1. */
 DEV int own_row(const query_side &a, int seq, int p)
 {
     for (int i = 0; i < a.r.n; i++)
@@ -158,13 +176,15 @@ DEV void pool_row(const query_side &a, const pool_side &s, int r, float *row, wi
     if ((pos + 1) % a.ratio)
         return;
     int start = at * a.ratio, first = w == 2 * d && at > 0 ? start - a.ratio : start, end = start + a.ratio;
+    float v[ROW_EACH], norm[ROW_EACH], freq = load_freq(a);
+    load_row(norm, s.norm, d);
     for (int i = threadIdx.x; i < end - first; i += blockDim.x)
         rows[i] = find_row(a, s, seq, first + i, start);
     __syncthreads();
-    for (int k = threadIdx.x; k < d; k += blockDim.x)
-        row[k] = pool_value(rows, end - first, k);
-    __syncthreads();
-    norm_and_rotate(row, s.norm, d, a.eps, start, a.freq, a.rope, sums);
+#pragma unroll
+    for (int k = 0; k < ROW_EACH; k++)
+        v[k] = (int)threadIdx.x + k * MM_THREADS < d ? pool_value(rows, end - first, threadIdx.x + k * MM_THREADS) : 0.0f;
+    norm_and_rotate(row, v, norm, d, a.eps, start, freq, a.rope, sums);
     if (a.sim_kv && !s.index)
         row_sim_fp8(row, d - a.rope);
     if (a.sim_index && s.index && threadIdx.x < 32) {

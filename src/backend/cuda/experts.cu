@@ -63,7 +63,7 @@ DEV void quantise_hidden(const gate_side &s, const int *list, int count, int ff,
 }
 
 template <int CT, int COLS> struct gate_room {
-    static const int bytes = mm_ring(CT, COLS, 768 + 4 * hid_tiles(CT, COLS) * MM_WARPS * hid_columns(CT, COLS) * TILE_ROWS);
+    static const int bytes = mm_ring(768 + 4 * hid_tiles(CT, COLS) * MM_WARPS * hid_columns(CT, COLS) * TILE_ROWS);
     alignas(16) uint8_t ring[MM_WARPS][bytes];
     float part[hid_tiles(CT, COLS)][MM_WARPS][hid_columns(CT, COLS)][TILE_ROWS];
     int rows[MM_WARPS][BE_NARROW];
@@ -118,7 +118,7 @@ DEV void finish_hidden(const gate_args &a, const gate_side &s, R *room, const in
 
 /* Block (tiles, 0): shared expert; (tiles, 1 + i): group i of the routed ones. */
 template <uint32_t T, int CT, int COLS, int SCOLS>
-static __global__ void __launch_bounds__(MM_THREADS, mm_resident(CT, SCOLS)) gate_up(const __grid_constant__ gate_args a)
+static __global__ void __launch_bounds__(MM_THREADS, MM_RESIDENT) gate_up(const __grid_constant__ gate_args a)
 {
     using R = gate_room<CT, SCOLS>;
     const int tiles = hid_tiles(CT, SCOLS);
@@ -142,13 +142,13 @@ static __global__ void __launch_bounds__(MM_THREADS, mm_resident(CT, SCOLS)) gat
     } else {
         chain_wait();
         const visit_group *group = &a.groups->group[i];
-        int expert = group->expert;
+        int expert = group->expert, groups = a.groups->count, mine = group->visit[lane % BE_NARROW]; /* one round trip */
         count = group->count;
         visits = group->visit;
-        if (i >= a.groups->count)
+        if (i >= groups)
             return;
         if (lane < count)
-            s->rows[warp][lane] = visits[lane] / a.used;
+            s->rows[warp][lane] = mine / a.used;
         __syncwarp();
         src.c = mm_columns{s->rows[warp], count, 0};
         src.p += expert * w.slice;
@@ -191,7 +191,7 @@ typedef struct down_args {
 
 template <int CT, int COLS> struct down_room {
     static const int most = CT == 1 && COLS == 1 ? 1 : 8 * CT; /* rows */
-    static const int bytes = mm_ring(CT, COLS, 4 * most * TILE_ROWS * (MOST_USED * DOWN_SPLITS + SHARED_SPLITS) + 256 * most);
+    static const int bytes = mm_ring(4 * most * TILE_ROWS * (MOST_USED * DOWN_SPLITS + SHARED_SPLITS) + 256 * most);
     alignas(16) uint8_t ring[MM_WARPS][bytes];
     float routed[most * MOST_USED][DOWN_SPLITS][TILE_ROWS];
     float shared[SHARED_SPLITS][most][TILE_ROWS];
@@ -249,7 +249,7 @@ template <int CT, class R> DEV void put_shared(R *s, const float (&acc)[CT][4], 
 
 /* SCOLS: columns of the shared expert in the ring. */
 template <uint32_t T, int CT, int COLS, int SCOLS>
-static __global__ void __launch_bounds__(MM_THREADS, mm_resident(CT, SCOLS)) down_rows(const __grid_constant__ down_args a)
+static __global__ void __launch_bounds__(MM_THREADS, MM_RESIDENT) down_rows(const __grid_constant__ down_args a)
 {
     using R = down_room<CT, SCOLS>;
     GPU_DYNAMIC_SMEM(R, s);
@@ -270,8 +270,10 @@ static __global__ void __launch_bounds__(MM_THREADS, mm_resident(CT, SCOLS)) dow
     } else {
         chain_wait();
     }
-    int units = a.splits * a.groups->count, wanted = rows_wanted(a.r), per = a.down.chunks / a.splits;
-    int unit0 = (warp + MM_WARPS - SHARED_SPLITS) % MM_WARPS, mine = (units - unit0 + MM_WARPS - 1) / MM_WARPS;
+    int unit0 = (warp + MM_WARPS - SHARED_SPLITS) % MM_WARPS, per = a.down.chunks / a.splits;
+    (void)a.groups->group[unit0 / a.splits].visit[0]; /* on its way with the count */
+    int units = a.splits * a.groups->count, wanted = rows_wanted(a.r);
+    int mine = (units - unit0 + MM_WARPS - 1) / MM_WARPS;
     down_source<CT, R> src = {a, unit0, tile, lane, 0, s};
     stream<T, CT, COLS, (COLS > 1), false, R::bytes> run;
     run.open(ring, lane);

@@ -132,14 +132,14 @@ DEV void add_parts(const hmix_args &a, int r, float (*room)[PART_WIDTH], float *
 }
 
 /* pre[]; returns the factor of the norm. */
-DEV float mix_factors(const hmix_args &a, int r, const float *tot, float *pre)
+DEV float mix_factors(const hmix_args &a, int r, const float *tot, float scale, float base, float *pre)
 {
     const float *gram = tot + GRAM;
     float square = __fadd_rn(__fadd_rn(gram[0], gram[4]), __fadd_rn(gram[7], gram[9]));
     float rms = inverse_root(__fmaf_rn(square, a.inverse_d * 0.25f, a.rms_eps));
     int t = threadIdx.x;
     if (t < a.outputs) {
-        float z = __fmaf_rn(__fmul_rn(tot[t], rms), a.scale[t < 4 ? 0 : t < 8 ? 1 : 2], a.base[t]);
+        float z = __fmaf_rn(__fmul_rn(tot[t], rms), scale, base);
         float v = t < 4 ? __fadd_rn(logistic(z), a.hc_eps) : t < 8 ? 2.0f * logistic(z) : z;
         if (t < 4)
             pre[t] = v;
@@ -165,7 +165,8 @@ static __global__ void __launch_bounds__(256) hyper_mix(const hmix_args a)
     alignas(16) __shared__ float x[256];
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, r = blockIdx.y, at = 256 * (int)blockIdx.x;
     int i = at + (int)threadIdx.x;
-    float norm = a.norm[i];
+    int t = (int)threadIdx.x < a.outputs ? (int)threadIdx.x : 0;
+    float norm = a.norm[i], scale = a.scale[t < 4 ? 0 : t < 8 ? 1 : 2], base = a.base[t];
     chain_next();
     chain_wait();
     const float *s = a.streams + (int64_t)r * 4 * a.d + i;
@@ -174,7 +175,7 @@ static __global__ void __launch_bounds__(256) hyper_mix(const hmix_args a)
     for (int k = 0; k < 4; k++)
         v[k] = s[(int64_t)k * a.d];
     add_parts(a, r, room, tot);
-    float factor = mix_factors(a, r, tot, pre);
+    float factor = mix_factors(a, r, tot, scale, base, pre);
     float y = 0;
 #pragma unroll
     for (int k = 0; k < 4; k++)

@@ -33,8 +33,6 @@ template <class R> DEV void beside_block(const phase_args &a, int b, R *s)
         return;
     }
     int r = b % a.m.n, what = b / a.m.n;
-    if (r >= rows_wanted(a.query.r))
-        return;
     if (what == 0)
         finish_kv_row(a.query, r, s->part, sums);
     else
@@ -62,7 +60,7 @@ template <class R> DEV void after_first(const phase_args &a, R *s)
 }
 
 template <int CT, int COLS, bool FAST>
-static __global__ void __launch_bounds__(MM_THREADS, FAST ? mm_resident(CT, COLS) : 2)
+static __global__ void __launch_bounds__(MM_THREADS, MM_RESIDENT)
     phase(const __grid_constant__ phase_args a)
 {
     using R = mm_room<CT, COLS>;
