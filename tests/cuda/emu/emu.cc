@@ -15,9 +15,10 @@ dim3 threadIdx, blockIdx, blockDim, gridDim;
 /* --- device memory: each allocation ends at a page that nobody may touch, and is open only while the device works, so
  * that a host that follows a device pointer fails as it would with a real device --- */
 
-enum { PAGE = 4096 };
+enum { PAGE = 4096, HUGE = 2 << 20 };
 static struct {
-    std::map<char *, size_t> live; /* first byte, bytes in whole pages */
+    std::map<char *, size_t> live;       /* first byte, bytes in whole pages */
+    std::multimap<size_t, char *> spare; /* the same after cudaFree: mapping anew takes long */
     size_t used;
     int working; /* nested */
 } memory;
@@ -301,19 +302,24 @@ cudaError_t cudaMalloc(void **p, size_t bytes)
 {
     if (captured)
         return outside();
-    size_t free_bytes, total, whole = (bytes + PAGE - 1) / PAGE * PAGE;
+    size_t free_bytes, total, page = bytes < HUGE ? PAGE : HUGE, whole = (bytes + page - 1) / page * page;
     cudaMemGetInfo(&free_bytes, &total);
     *p = NULL;
     if (bytes > free_bytes)
         return cudaErrorMemoryAllocation;
-    void *m = mmap(NULL, whole + PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    auto again = memory.spare.find(whole);
+    void *m = again != memory.spare.end() ? again->second
+                                          : mmap(NULL, whole + HUGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (m == MAP_FAILED)
         return cudaErrorMemoryAllocation;
-    char *at = static_cast<char *>(m);
-    memset(at, 0xff, whole);
-    mprotect(at, whole + PAGE, PROT_NONE);
+    if (again != memory.spare.end())
+        memory.spare.erase(again);
+    char *at = reinterpret_cast<char *>((reinterpret_cast<uintptr_t>(m) + HUGE - 1) / HUGE * HUGE);
+    madvise(at, whole, MADV_HUGEPAGE);
     memory.live[at] = whole;
     memory.used += whole;
+    device_at_work now;
+    memset(at, 0xff, whole);
     return *p = at + (whole - bytes) / 256 * 256, cudaSuccess;
 }
 cudaError_t cudaFree(void *p)
@@ -325,7 +331,10 @@ cudaError_t cudaFree(void *p)
         return p ? cudaErrorInvalidValue : cudaSuccess;
     --a;
     memory.used -= a->second;
-    munmap(a->first, a->second + PAGE);
+    if (a->second <= 32u << 20)
+        memory.spare.insert({a->second, a->first});
+    else
+        munmap(a->first, a->second + PAGE);
     memory.live.erase(a);
     return cudaSuccess;
 }
