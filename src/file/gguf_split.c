@@ -40,6 +40,7 @@ static int map_fd(gguf_part *part, int fd, ds4_err *e)
     part->base = p;
     part->len = (size_t)st.st_size;
     part->mapped = true;
+    part->fd = fd;
     return 0;
 }
 
@@ -52,8 +53,47 @@ int gguf_part_map(gguf_part *part, const char *path, ds4_err *e)
     if (fd < 0)
         return ds4_fail(e, DS4_EIO, "%s: cannot open: %s", part->label, strerror(errno));
     rc = map_fd(part, fd, e);
-    close(fd);
+    if (rc)
+        close(fd);
     return rc;
+}
+
+void gguf_part_unmap(gguf_part *part)
+{
+    if (!part->mapped)
+        return;
+    munmap((void *)part->base, part->len);
+    close(part->fd);
+}
+
+/* --- hints about pages; errors do not matter --- */
+
+static void read_ahead(const gguf *g, const gguf_tensor *t)
+{
+    const gguf_part *part = &g->part[t->part];
+    const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), at = (uintptr_t)t->data / page * page;
+    if (part->mapped)
+        (void)madvise((void *)at, (uintptr_t)t->data + t->nbytes - at, MADV_WILLNEED);
+}
+
+void gguf_read_ahead(const gguf *g, const gguf_tensor *t)
+{
+    read_ahead(g, t);
+    if (t + 1 < g->tensor + g->n_tensors)
+        read_ahead(g, t + 1);
+}
+
+/* Whole pages only: what neighbours share stays. */
+void gguf_give_back(const gguf *g, const gguf_tensor *t, bool cached)
+{
+    const gguf_part *part = &g->part[t->part];
+    const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), from = ((uintptr_t)t->data + page - 1) / page * page,
+                    to = ((uintptr_t)t->data + t->nbytes) / page * page;
+    if (!part->mapped || from >= to)
+        return;
+    (void)madvise((void *)from, to - from, MADV_DONTNEED);
+    if (cached)
+        (void)posix_fadvise(part->fd, (off_t)(from - (uintptr_t)part->base), (off_t)(to - from), POSIX_FADV_DONTNEED);
 }
 
 /* An optional split.* integer of a part, in lo..hi; absent leaves *out. */

@@ -19,6 +19,7 @@ typedef struct binder {
     weights_progress cb;
     void *ctx;
     uint64_t done, total;
+    uint64_t *plan; /* not NULL: nothing is bound, only the bytes of device memory are counted */
 } binder;
 
 /* *names: the buffer that be_weight.name points into; the caller of the bind keeps it as long as the weights. */
@@ -107,6 +108,18 @@ static int make_matrix(binder *k, be_weight *w, ds4_err *e)
     return k->b->op->synth(k->b, w, hash64(w->name, strlen(w->name), 0), scale, e);
 }
 
+/* Where the backend makes a copy, the file's pages are read ahead of it and not kept. */
+static int bind_matrix(binder *k, const gguf_tensor *t, be_weight *w, ds4_err *e)
+{
+    const bool copied = k->b->op->weight_bytes;
+    if (copied)
+        gguf_read_ahead(k->g, t);
+    int rc = k->b->op->bind(k->b, w, e);
+    if (copied)
+        gguf_give_back(k->g, t, k->b->unified);
+    return rc;
+}
+
 static int take_matrix(binder *k, const char *name, int64_t ne0, int64_t ne1, int64_t ne2, be_weight *out, ds4_err *e)
 {
     char want[96];
@@ -125,7 +138,11 @@ static int take_matrix(binder *k, const char *name, int64_t ne0, int64_t ne1, in
                        .ne2 = ne2,
                        .host = t->data,
                        .row_bytes = quant_row_bytes(t->type, (uint64_t)ne0)};
-    return t->data ? k->b->op->bind(k->b, out, e) : make_matrix(k, out, e);
+    if (k->plan)
+        *k->plan += k->b->op->weight_bytes ? k->b->op->weight_bytes(out) : 0;
+    else
+        return t->data ? bind_matrix(k, t, out, e) : make_matrix(k, out, e);
+    return 0;
 }
 
 static int take_vector(binder *k, const char *name, int64_t ne0, int64_t ne1, const float **out, ds4_err *e)
@@ -138,6 +155,10 @@ static int take_vector(binder *k, const char *name, int64_t ne0, int64_t ne1, co
         return e ? e->code : DS4_EMODEL;
     if (!t->data || (t->type != Q_F32 && t->type != Q_F16 && t->type != Q_BF16))
         return wrong_type(k, name, t, "F32, F16 or BF16", e);
+    if (k->plan) {
+        *k->plan += (uint64_t)n * sizeof(float);
+        return 0;
+    }
     float *host = malloc((size_t)n * sizeof *host);
     float *dev = host ? k->b->op->alloc(k->b, (size_t)n * sizeof *dev) : NULL;
     if (!dev) {
@@ -161,6 +182,10 @@ static int take_table(binder *k, const char *name, int64_t used, int64_t vocab, 
         return e ? e->code : DS4_EMODEL;
     if (!t->data || t->type != Q_I32)
         return wrong_type(k, name, t, "I32", e);
+    if (k->plan) {
+        *k->plan += t->nbytes;
+        return 0;
+    }
     int32_t *dev = k->b->op->alloc(k->b, t->nbytes);
     if (!dev)
         return ds4_fail(e, DS4_ENOMEM, "%s: no memory for tensor %s", gguf_path(k->g), name);
@@ -247,15 +272,19 @@ static int nothing_left(binder *k, const char *ignored, ds4_err *e)
                     gguf_path(k->g), extra, extra == 1 ? " is" : "s are", (int)first->name.n, first->name.p, found);
 }
 
-static int upload_freqs(backend *b, const shape *s, bool compressed, const float **out, ds4_err *e)
+static int upload_freqs(binder *k, bool compressed, const float **out, ds4_err *e)
 {
     float freq[2048];
-    shape_rope_freqs(s, compressed, freq);
-    size_t bytes = sizeof(float) * (size_t)s->dims.rope_dim / 2;
-    float *dev = b->op->alloc(b, bytes);
+    size_t bytes = sizeof(float) * (size_t)k->s->dims.rope_dim / 2;
+    if (k->plan) {
+        *k->plan += bytes;
+        return 0;
+    }
+    shape_rope_freqs(k->s, compressed, freq);
+    float *dev = k->b->op->alloc(k->b, bytes);
     if (!dev)
         return ds4_fail(e, DS4_ENOMEM, "no memory for the rotary table");
-    b->op->upload(b, dev, freq, bytes);
+    k->b->op->upload(k->b, dev, freq, bytes);
     *out = dev;
     return 0;
 }
@@ -275,18 +304,20 @@ static int bind_trunk_top(binder *k, trunk_weights *w, ds4_err *e)
     if (!rc)
         rc = take_vector(k, "output_hc_scale.weight", 1, 1, &w->hc_head.scale, e);
     if (!rc)
-        rc = upload_freqs(k->b, k->s, false, &w->freq_plain, e);
+        rc = upload_freqs(k, false, &w->freq_plain, e);
     if (!rc)
-        rc = upload_freqs(k->b, k->s, true, &w->freq_comp, e);
+        rc = upload_freqs(k, true, &w->freq_comp, e);
     return rc;
 }
 
-int weights_bind_trunk(trunk_weights *w, const shape *s, const gguf *g, backend *b, weights_progress cb, void *ctx,
-                       ds4_err *e)
+/* plan NULL: binds. Else counts and leaves *w empty. */
+static int trunk_pass(trunk_weights *w, const shape *s, const gguf *g, backend *b, uint64_t *plan, weights_progress cb,
+                      void *ctx, ds4_err *e)
 {
     binder k;
     memset(w, 0, sizeof *w);
     int rc = binder_open(&k, &w->names, g, b, s, cb, ctx, e);
+    k.plan = plan;
     if (!rc && !(w->layer = calloc((size_t)s->layers, sizeof *w->layer)))
         rc = ds4_fail(e, DS4_ENOMEM, "%s: no memory for %d layers", gguf_path(g), s->layers);
     if (!rc)
@@ -301,9 +332,21 @@ int weights_bind_trunk(trunk_weights *w, const shape *s, const gguf *g, backend 
     if (!rc)
         rc = nothing_left(&k, s->mtp_layer >= 0 ? ignored : NULL, e);
     free(k.used);
-    if (rc)
+    if (rc || plan)
         weights_free_trunk(w);
     return rc;
+}
+
+int weights_bind_trunk(trunk_weights *w, const shape *s, const gguf *g, backend *b, weights_progress cb, void *ctx,
+                       ds4_err *e)
+{
+    return trunk_pass(w, s, g, b, NULL, cb, ctx, e);
+}
+
+int weights_plan_trunk(uint64_t *bytes, const shape *s, const gguf *g, backend *b, ds4_err *e)
+{
+    trunk_weights none;
+    return trunk_pass(&none, s, g, b, bytes, NULL, NULL, e);
 }
 
 /* Tensors that stand beside the stages. The sidecar puts them under the first and the last stage, llama.cpp at the top.
@@ -340,12 +383,13 @@ static int bind_drafter_top(binder *k, drafter_weights *w, const drafter_shape *
     return rc;
 }
 
-int weights_bind_drafter(drafter_weights *w, const shape *s, const drafter_shape *ds, const gguf *g, backend *b,
-                         weights_progress cb, void *ctx, ds4_err *e)
+static int drafter_pass(drafter_weights *w, const shape *s, const drafter_shape *ds, const gguf *g, backend *b,
+                        uint64_t *plan, weights_progress cb, void *ctx, ds4_err *e)
 {
     binder k;
     memset(w, 0, sizeof *w);
     int rc = binder_open(&k, &w->names, g, b, s, cb, ctx, e);
+    k.plan = plan;
     if (!rc && !(w->stage = calloc((size_t)ds->stages, sizeof *w->stage)))
         rc = ds4_fail(e, DS4_ENOMEM, "%s: no memory for %d stages", gguf_path(g), ds->stages);
     if (!rc)
@@ -358,9 +402,22 @@ int weights_bind_drafter(drafter_weights *w, const shape *s, const drafter_shape
     if (!rc)
         rc = nothing_left(&k, NULL, e);
     free(k.used);
-    if (rc)
+    if (rc || plan)
         weights_free_drafter(w);
     return rc;
+}
+
+int weights_bind_drafter(drafter_weights *w, const shape *s, const drafter_shape *ds, const gguf *g, backend *b,
+                         weights_progress cb, void *ctx, ds4_err *e)
+{
+    return drafter_pass(w, s, ds, g, b, NULL, cb, ctx, e);
+}
+
+int weights_plan_drafter(uint64_t *bytes, const shape *s, const drafter_shape *ds, const gguf *g, backend *b,
+                         ds4_err *e)
+{
+    drafter_weights none;
+    return drafter_pass(&none, s, ds, g, b, bytes, NULL, NULL, e);
 }
 
 void weights_free_trunk(trunk_weights *w)

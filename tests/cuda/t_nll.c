@@ -76,8 +76,8 @@ static void long_texts_cost_the_same(void **state)
                       100 * (g / c - 1));
         gpu += g, cpu += c;
     }
-    print_message("together %d tokens: cuda %.6f, cpu %.6f, %+.4f %% of at most %.2g %%; differences of tokens are %.3g "
-                  "(root mean square) and alone make the mean differ by %.4f %% (standard deviation)\n",
+    print_message("together %d tokens: cuda %.6f, cpu %.6f, %+.4f %% of at most %.2g %%; differences of tokens are "
+                  "%.3g (root mean square) and alone make the mean differ by %.4f %% (standard deviation)\n",
                   texts * n, gpu / n / texts, cpu / n / texts, 100 * (gpu / cpu - 1), 100 * limit,
                   sqrt(squares / n / texts), 100 * sqrt(squares) / cpu);
     assert_true(cpu / n / texts > 0.1 && cpu / n / texts < 9);

@@ -102,6 +102,40 @@ static void a_file_on_disk_is_mapped(void **state)
     free(b.p);
 }
 
+/* Reading ahead and giving pages back must not change what is read, neither of the tensor nor of its neighbours. */
+static void hints_about_pages_change_nothing(void **state)
+{
+    enum { N = 5000, TENSORS = 3 };
+    room *r = *state;
+    bytes b = {0};
+    gguf *g = NULL;
+    ds4_err e = {0};
+    put_header(&b, TENSORS, 0);
+    for (uint64_t i = 0; i < TENSORS; i++)
+        put_tensor(&b, (const char *[]){"a", "b", "c"}[i], 1, (uint64_t[]){N}, Q_F32, i * N * 4);
+    put_pad(&b, 32);
+    for (int i = 0; i < TENSORS * N; i++)
+        put(&b, &(float){(float)i}, 4);
+    save(in_room(r, "model.gguf"), b);
+    if (gguf_open(&g, r->path, &e))
+        fail_msg("%s", e.msg);
+    for (int cached = 0; cached < 2; cached++)
+        for (size_t i = 0; i < TENSORS; i++) {
+            gguf_read_ahead(g, gguf_tensor_at(g, i));
+            gguf_give_back(g, gguf_tensor_at(g, i), cached);
+            for (int k = 0; k < TENSORS * N; k++)
+                assert_true(((const float *)gguf_tensor_at(g, (size_t)(k / N))->data)[k % N] == (float)k);
+        }
+    gguf_close(g);
+    if (gguf_open_mem(&g, b.p, b.n, "memory", &e))
+        fail_msg("%s", e.msg);
+    gguf_read_ahead(g, gguf_tensor_at(g, 0));
+    gguf_give_back(g, gguf_tensor_at(g, 0), true);
+    assert_true(((const float *)gguf_tensor_at(g, 0)->data)[N - 1] == (float)(N - 1));
+    gguf_close(g);
+    free(b.p);
+}
+
 static void what_is_no_file_is_refused(void **state)
 {
     room *r = *state;
@@ -234,6 +268,7 @@ int main(void)
 #define T(f) cmocka_unit_test_setup_teardown(f, make_room, drop_room)
     const struct CMUnitTest tests[] = {
         T(a_file_on_disk_is_mapped),
+        T(hints_about_pages_change_nothing),
         T(what_is_no_file_is_refused),
         T(any_part_opens_the_whole_set),
         T(a_missing_part_is_named),
