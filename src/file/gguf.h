@@ -78,12 +78,6 @@ int gguf_get_str(const gguf *g, const char *key, bool required, gguf_str *out, d
 int64_t gguf_arr_int(const gguf_kv *kv, uint64_t i); /* integer or bool elements */
 double gguf_arr_num(const gguf_kv *kv, uint64_t i);  /* any numeric element */
 
-/* While tensors are copied elsewhere, in the order of the file: starts to read t and the tensor behind it; gives the
- * pages of t back (later reads would fetch them again), with `cached` also those that the system keeps of the file.
- * Both are hints that may do nothing. */
-void gguf_read_ahead(const gguf *g, const gguf_tensor *t);
-void gguf_give_back(const gguf *g, const gguf_tensor *t, bool cached);
-
 /* Walks a string array: `*cursor` starts at 0; returns false at the end. All lengths were checked at open. */
 bool gguf_next_str(const gguf_kv *kv, size_t *cursor, gguf_str *out);
 

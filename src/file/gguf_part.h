@@ -2,6 +2,7 @@
  *
  *   gguf.c        the object: index of names, getters, arrays
  *   gguf_split.c  maps the file and, if it is one of a split set, its siblings
+ *   gguf_ahead.c  pages of tensors that are copied elsewhere
  *   gguf_parse.c  one part: header, metadata, tensor directory
  */
 #ifndef DS4_FILE_GGUF_PART_H

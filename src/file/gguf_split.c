@@ -66,36 +66,6 @@ void gguf_part_unmap(gguf_part *part)
     close(part->fd);
 }
 
-/* --- hints about pages; errors do not matter --- */
-
-static void read_ahead(const gguf *g, const gguf_tensor *t)
-{
-    const gguf_part *part = &g->part[t->part];
-    const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), at = (uintptr_t)t->data / page * page;
-    if (part->mapped)
-        (void)madvise((void *)at, (uintptr_t)t->data + t->nbytes - at, MADV_WILLNEED);
-}
-
-void gguf_read_ahead(const gguf *g, const gguf_tensor *t)
-{
-    read_ahead(g, t);
-    if (t + 1 < g->tensor + g->n_tensors)
-        read_ahead(g, t + 1);
-}
-
-/* Whole pages only: what neighbours share stays. */
-void gguf_give_back(const gguf *g, const gguf_tensor *t, bool cached)
-{
-    const gguf_part *part = &g->part[t->part];
-    const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), from = ((uintptr_t)t->data + page - 1) / page * page,
-                    to = ((uintptr_t)t->data + t->nbytes) / page * page;
-    if (!part->mapped || from >= to)
-        return;
-    (void)madvise((void *)from, to - from, MADV_DONTNEED);
-    if (cached)
-        (void)posix_fadvise(part->fd, (off_t)(from - (uintptr_t)part->base), (off_t)(to - from), POSIX_FADV_DONTNEED);
-}
-
 /* An optional split.* integer of a part, in lo..hi; absent leaves *out. */
 static int split_int(const gguf_part *part, const char *key, int64_t lo, int64_t hi, int64_t *out, ds4_err *e)
 {

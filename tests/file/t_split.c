@@ -5,7 +5,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "file/gguf.h"
+#include "file/gguf_ahead.h"
 #include "file/quant.h"
 #include "util_gguf.h"
 
@@ -117,21 +117,27 @@ static void hints_about_pages_change_nothing(void **state)
     for (int i = 0; i < TENSORS * N; i++)
         put(&b, &(float){(float)i}, 4);
     save(in_room(r, "model.gguf"), b);
-    if (gguf_open(&g, r->path, &e))
-        fail_msg("%s", e.msg);
-    for (int cached = 0; cached < 2; cached++)
-        for (size_t i = 0; i < TENSORS; i++) {
-            gguf_read_ahead(g, gguf_tensor_at(g, i));
-            gguf_give_back(g, gguf_tensor_at(g, i), cached);
+    for (int way = 0; way < 4; way++) { /* cached pages kept or not; the list walked or left early */
+        if (gguf_open(&g, r->path, &e))
+            fail_msg("%s", e.msg);
+        const gguf_tensor *list[] = {gguf_tensor_at(g, 2), gguf_tensor_at(g, 0), gguf_tensor_at(g, 1)};
+        gguf_ahead *a = gguf_ahead_start(g, list, TENSORS);
+        assert_non_null(a);
+        for (size_t i = 0; i < (way < 2 ? TENSORS : 0); i++) {
+            gguf_ahead_passed(a, (uint64_t)i * N * 4);
+            gguf_give_back(g, list[i], way % 2);
             for (int k = 0; k < TENSORS * N; k++)
                 assert_true(((const float *)gguf_tensor_at(g, (size_t)(k / N))->data)[k % N] == (float)k);
         }
-    gguf_close(g);
+        gguf_ahead_stop(a);
+        gguf_close(g);
+    }
     if (gguf_open_mem(&g, b.p, b.n, "memory", &e))
         fail_msg("%s", e.msg);
-    gguf_read_ahead(g, gguf_tensor_at(g, 0));
-    gguf_give_back(g, gguf_tensor_at(g, 0), true);
-    assert_true(((const float *)gguf_tensor_at(g, 0)->data)[N - 1] == (float)(N - 1));
+    const gguf_tensor *t = gguf_tensor_at(g, 0);
+    assert_null(gguf_ahead_start(g, &t, 1));
+    gguf_give_back(g, t, true);
+    assert_true(((const float *)t->data)[N - 1] == (float)(N - 1));
     gguf_close(g);
     free(b.p);
 }
