@@ -78,7 +78,8 @@ typedef struct ds4_engine_options {
     bool synthetic_drafter; /* with a drafter of the same kind */
     float synthetic_skew;   /* root mean square of the router bias; 0: all experts are equally likely */
     ds4_progress progress; /* may be NULL */
-    void *progress_ctx;
+    void (*note)(void *ctx, const char *line); /* something worth telling before loading starts; may be NULL */
+    void *progress_ctx;                        /* of both */
 } ds4_engine_options;
 
 ds4_engine_options ds4_engine_defaults(void);

@@ -16,6 +16,12 @@ static bool on_progress(void *ctx, const char *what, uint64_t done, uint64_t tot
     return !cli_signal_seen();
 }
 
+static void on_note(void *ctx, const char *line)
+{
+    cli_progress_clear(ctx);
+    cli_say(BENCH_PROGRAM, "%s", line);
+}
+
 /* Contexts from --ctx-start to --ctx-max. */
 static int plan_points(bench *b, ds4_err *e)
 {
@@ -119,6 +125,7 @@ static int open_engine(bench *b, ds4_err *e)
     eo.act = (enum ds4_act)o->act;
     eo.host_confidence = o->env.dspark_no_gpu_confidence;
     eo.progress = on_progress;
+    eo.note = on_note;
     eo.progress_ctx = &b->progress;
     int rc = ds4_engine_open(&b->eng, &eo, e);
     cli_progress_clear(&b->progress);

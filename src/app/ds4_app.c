@@ -15,6 +15,12 @@ static bool on_progress(void *ctx, const char *what, uint64_t done, uint64_t tot
     return !cli_signal_seen();
 }
 
+static void on_note(void *ctx, const char *line)
+{
+    cli_progress_clear(ctx);
+    cli_say(PROGRAM, "%s", line);
+}
+
 static ds4_engine_options engine_options(app *a, int ctx)
 {
     const ds4_opts *o = a->o;
@@ -31,6 +37,7 @@ static ds4_engine_options engine_options(app *a, int ctx)
     eo.stats = o->stats || o->env.dspark_stats;
     eo.device_fault = o->env.device_fault;
     eo.progress = on_progress;
+    eo.note = on_note;
     eo.progress_ctx = &a->progress;
     return eo;
 }

@@ -172,8 +172,13 @@ typedef struct backend_ops {
     void (*copy)(backend *b, void *dst, const void *src, size_t bytes);     /* device to device */
     /* Fills w->data for a matrix described by the other members; its bytes lie at w->host in the file's layout. */
     int (*bind)(backend *b, be_weight *w, ds4_err *e);
-    /* (optional) The same for a matrix that no file holds: random numbers of its type, of mean zero and root mean
-     * square scale / sqrt(ne0), the same for the same seed (file/synth.h). w->host may stay NULL. */
+    /* (optional) Bytes of device memory that bind takes for such a matrix. NULL: none, it goes on using w->host. */
+    size_t (*weight_bytes)(const be_weight *w);
+    /* (optional) The device's memory: free now, in all, and what operations on sequences of ctx tokens will take of it
+     * without being asked (dims must be set). NULL: there is none but the host's, which is shared with files. */
+    int (*memory)(backend *b, int ctx, size_t *free_bytes, size_t *total, size_t *own, ds4_err *e);
+    /* (optional) The same as bind for a matrix that no file holds: random numbers of its type, of mean zero and root
+     * mean square scale / sqrt(ne0), the same for the same seed (file/synth.h). w->host may stay NULL. */
     int (*synth)(backend *b, be_weight *w, uint64_t seed, float scale, ds4_err *e);
     /* (optional) Bandwidth of the device's memory in bytes per second: of a plain copy, read and written counted both,
      * and of reading alone. Takes memory for the while; with too little left both are 0. */
@@ -291,6 +296,7 @@ struct backend {
     enum be_act act;  /* as opened; set by backend_open */
     int max_rows;     /* most rows of one forward */
     int fault_in;     /* for tests: the sync that is to fail, counted down; 0: none */
+    bool unified;     /* device memory is the host's: pages of a file that stay cached take some of it */
     bool graphs;      /* steps are replayed: worth giving narrow forwards few different max_pos */
 };
 

@@ -4,6 +4,7 @@
 
 #include "engine/engine.h"
 #include "engine/synth.h"
+#include "model/memory.h"
 
 ds4_engine_options ds4_engine_defaults(void) { return (ds4_engine_options){.sessions = 1}; }
 
@@ -50,6 +51,36 @@ static int check_memory(const ds4_engine *e, ds4_error *err)
                     e->o.synthetic, need / 1e9, have / 1e9);
 }
 
+static int choose_context(ds4_engine *e, uint32_t most, ds4_error *err)
+{
+    e->ctx = e->o.ctx ? e->o.ctx : most < 4096 ? (int)most : 4096;
+    if ((uint32_t)e->ctx > most)
+        return ds4_fail(err, DS4_EARG, "a context of %d tokens exceeds the model's maximum of %u", e->ctx, most);
+    return 0;
+}
+
+/* What will be taken, said and checked before anything is loaded. */
+static int plan_memory(ds4_engine *e, ds4_error *err)
+{
+    shape s;
+    drafter_shape ds;
+    memory_plan p;
+    char line[200];
+    int rc = shape_read(&s, e->trunk, err);
+    if (!rc && e->drafter)
+        rc = shape_read_drafter(&ds, &s, e->drafter, err);
+    if (!rc)
+        rc = choose_context(e, s.ctx_max, err);
+    if (!rc)
+        rc = memory_plan_make(&p, e->b, &s, e->drafter ? &ds : NULL, e->trunk, e->drafter, e->o.sessions, e->ctx, err);
+    if (rc || !p.total)
+        return rc;
+    memory_plan_line(&p, line, sizeof line);
+    if (e->o.note)
+        e->o.note(e->o.progress_ctx, line);
+    return memory_plan_check(&p, err);
+}
+
 static int open_files(ds4_engine *e, ds4_error *err)
 {
     if (e->o.synthetic)
@@ -68,6 +99,8 @@ static int open_model(ds4_engine *e, ds4_error *err)
     if (!rc)
         rc = check_memory(e, err);
     if (!rc)
+        rc = plan_memory(e, err);
+    if (!rc)
         rc = model_open(&e->m, e->b, e->trunk, e->drafter, &mo, err);
     if (!rc)
         e->b->fault_in = e->o.device_fault;
@@ -78,10 +111,6 @@ static int open_model(ds4_engine *e, ds4_error *err)
 
 static int open_state(ds4_engine *e, ds4_error *err)
 {
-    uint32_t most = e->m.s.ctx_max;
-    e->ctx = e->o.ctx ? e->o.ctx : most < 4096 ? (int)most : 4096;
-    if ((uint32_t)e->ctx > most)
-        return ds4_fail(err, DS4_EARG, "a context of %d tokens exceeds the model's maximum of %u", e->ctx, most);
     e->slot_used = calloc((size_t)e->o.sessions, sizeof *e->slot_used);
     if (!e->slot_used)
         return ds4_fail(err, DS4_ENOMEM, "no memory for %d sessions", e->o.sessions);

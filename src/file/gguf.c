@@ -6,7 +6,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 
 #include "base/hash.h"
 #include "file/gguf_part.h"
@@ -144,8 +143,7 @@ void gguf_close(gguf *g)
     if (!g)
         return;
     for (size_t i = 0; i < g->n_parts; i++) {
-        if (g->part[i].mapped)
-            munmap((void *)g->part[i].base, g->part[i].len);
+        gguf_part_unmap(&g->part[i]);
         gguf_part_free(&g->part[i]);
     }
     gguf_index_free(&g->tensor_index);

@@ -2,6 +2,7 @@
  *
  *   gguf.c        the object: index of names, getters, arrays
  *   gguf_split.c  maps the file and, if it is one of a split set, its siblings
+ *   gguf_ahead.c  pages of tensors that are copied elsewhere
  *   gguf_parse.c  one part: header, metadata, tensor directory
  */
 #ifndef DS4_FILE_GGUF_PART_H
@@ -25,6 +26,7 @@ typedef struct gguf_part {
     const uint8_t *base; /* the file */
     size_t len;
     bool mapped;         /* base is our mmap */
+    int fd;              /* of it */
     bool outline;        /* data may lie behind the end */
     uint64_t whole;      /* outline: bytes of the whole file, else 0 */
     gguf_kv *kv;         /* owned */
@@ -56,6 +58,7 @@ int gguf_part_parse(gguf_part *part, int id, ds4_err *e);
 void gguf_part_free(gguf_part *part);
 /* Maps `path` read only. On failure nothing is held but part->path. */
 int gguf_part_map(gguf_part *part, const char *path, ds4_err *e);
+void gguf_part_unmap(gguf_part *part); /* if it is mapped */
 /* Sets path and label; DS4_ENOMEM on failure. */
 int gguf_part_name(gguf_part *part, const char *path, ds4_err *e);
 

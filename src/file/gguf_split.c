@@ -40,6 +40,7 @@ static int map_fd(gguf_part *part, int fd, ds4_err *e)
     part->base = p;
     part->len = (size_t)st.st_size;
     part->mapped = true;
+    part->fd = fd;
     return 0;
 }
 
@@ -52,8 +53,17 @@ int gguf_part_map(gguf_part *part, const char *path, ds4_err *e)
     if (fd < 0)
         return ds4_fail(e, DS4_EIO, "%s: cannot open: %s", part->label, strerror(errno));
     rc = map_fd(part, fd, e);
-    close(fd);
+    if (rc)
+        close(fd);
     return rc;
+}
+
+void gguf_part_unmap(gguf_part *part)
+{
+    if (!part->mapped)
+        return;
+    munmap((void *)part->base, part->len);
+    close(part->fd);
 }
 
 /* An optional split.* integer of a part, in lo..hi; absent leaves *out. */

@@ -5,13 +5,13 @@
 _Static_assert((int)PLAN_MOST >= (int)SHAPE_MAX_BLOCK && (int)PLAN_ROWS <= (int)BE_NARROW,
                "a cycle has room for every block");
 
-static size_t scratch_floats_per_row(const model *m)
+static size_t scratch_floats_per_row(const shape *s, const drafter_shape *ds)
 {
-    const be_dims *d = &m->s.dims;
-    const size_t D = (size_t)d->d, S = (size_t)d->streams, QR = (size_t)m->s.q_rank, H = (size_t)d->heads,
+    const be_dims *d = &s->dims;
+    const size_t D = (size_t)d->d, S = (size_t)d->streams, QR = (size_t)s->q_rank, H = (size_t)d->heads,
                  K = (size_t)d->head_dim;
     const size_t I = (size_t)d->idx_dim, IH = (size_t)d->idx_heads, TOPK = (size_t)d->idx_topk, G = (size_t)d->groups;
-    const size_t R = (size_t)d->group_rank, U = (size_t)d->used, TAPS = m->has_drafter ? (size_t)m->ds.targets : 0;
+    const size_t R = (size_t)d->group_rank, U = (size_t)d->used, TAPS = ds ? (size_t)ds->targets : 0;
     size_t n = 0;
 #define X(name, count) n += (count);
 #include "model/scratch.def"
@@ -49,12 +49,17 @@ static void scratch_cut(model *m, char *at)
     sc->cycle = cut(&at, sizeof *sc->cycle);
 }
 
+size_t model_scratch_bytes(const shape *s, const drafter_shape *ds, int max_rows)
+{
+    const size_t rows = (size_t)max_rows, D = (size_t)s->dims.d, vocab = (size_t)s->dims.vocab;
+    size_t bytes = scratch_floats_per_row(s, ds) * rows * sizeof(float) + 32 * 64;
+    bytes += (2 * BE_NARROW * D + (BE_NARROW + SHAPE_MAX_BLOCK + 1) * vocab) * sizeof(float) + 6 * rows * 4 + 4096;
+    return bytes + sizeof(be_cycle);
+}
+
 static int scratch_open(model *m, ds4_err *e)
 {
-    const size_t rows = (size_t)m->b->max_rows, D = (size_t)m->s.dims.d, vocab = (size_t)m->s.dims.vocab;
-    size_t bytes = scratch_floats_per_row(m) * rows * sizeof(float) + 32 * 64;
-    bytes += (2 * BE_NARROW * D + (BE_NARROW + SHAPE_MAX_BLOCK + 1) * vocab) * sizeof(float) + 6 * rows * 4 + 4096;
-    bytes += sizeof(be_cycle);
+    const size_t bytes = model_scratch_bytes(&m->s, m->has_drafter ? &m->ds : NULL, m->b->max_rows);
     char *base = m->b->op->alloc(m->b, bytes);
     if (!base)
         return ds4_fail(e, DS4_ENOMEM, "no memory for %.1f MB of scratch", (double)bytes / 1e6);

@@ -61,6 +61,9 @@ typedef struct model_options {
 int model_open(model *m, backend *b, const gguf *trunk, const gguf *drafter, const model_options *o, ds4_err *e);
 void model_close(model *m); /* not the backend, not the gguf objects */
 
+/* Bytes of scratch that model_open takes; ds NULL: without a drafter. */
+size_t model_scratch_bytes(const shape *s, const drafter_shape *ds, int max_rows);
+
 /* Uploads n rows into step set `set` (0 trunk, 1 drafter) and returns their description. seq may be NULL (slot `slot`
  * for all). */
 be_rows model_rows(model *m, int set, int n, const int32_t *token, const int32_t *pos, int slot);

@@ -6,7 +6,17 @@
 #include <string.h>
 
 #include "base/hash.h"
+#include "file/gguf_ahead.h"
 #include "file/quant.h"
+
+/* What a pass over a file is for. */
+typedef struct pass {
+    uint64_t *plan;            /* not NULL: nothing is bound, only the bytes of device memory are counted */
+    uint64_t unused;           /* for plan */
+    const gguf_tensor **order; /* not NULL: gets the tensors in the order of binding */
+    size_t ordered;
+    gguf_ahead *ahead; /* reads ahead in that order, or NULL */
+} pass;
 
 /* One pass over a file: which tensors were used, and where messages and progress go. */
 typedef struct binder {
@@ -19,6 +29,7 @@ typedef struct binder {
     weights_progress cb;
     void *ctx;
     uint64_t done, total;
+    pass *p;
 } binder;
 
 /* *names: the buffer that be_weight.name points into; the caller of the bind keeps it as long as the weights. */
@@ -75,6 +86,9 @@ static const gguf_tensor *take(binder *k, const char *name, int64_t ne0, int64_t
     for (size_t i = 0; i < gguf_n_tensors(k->g); i++)
         if (gguf_tensor_at(k->g, i) == t)
             k->used[i] = true;
+    if (k->p->order)
+        k->p->order[k->p->ordered++] = t;
+    gguf_ahead_passed(k->p->ahead, k->done);
     k->done += t->nbytes;
     if (k->cb)
         k->cb(k->ctx, k->done, k->total);
@@ -107,6 +121,15 @@ static int make_matrix(binder *k, be_weight *w, ds4_err *e)
     return k->b->op->synth(k->b, w, hash64(w->name, strlen(w->name), 0), scale, e);
 }
 
+/* Where the backend makes a copy, the file's pages are not kept. */
+static int bind_matrix(binder *k, const gguf_tensor *t, be_weight *w, ds4_err *e)
+{
+    int rc = k->b->op->bind(k->b, w, e);
+    if (k->b->op->weight_bytes)
+        gguf_give_back(k->g, t, k->b->unified);
+    return rc;
+}
+
 static int take_matrix(binder *k, const char *name, int64_t ne0, int64_t ne1, int64_t ne2, be_weight *out, ds4_err *e)
 {
     char want[96];
@@ -125,7 +148,11 @@ static int take_matrix(binder *k, const char *name, int64_t ne0, int64_t ne1, in
                        .ne2 = ne2,
                        .host = t->data,
                        .row_bytes = quant_row_bytes(t->type, (uint64_t)ne0)};
-    return t->data ? k->b->op->bind(k->b, out, e) : make_matrix(k, out, e);
+    if (k->p->plan)
+        *k->p->plan += k->b->op->weight_bytes ? k->b->op->weight_bytes(out) : 0;
+    else
+        return t->data ? bind_matrix(k, t, out, e) : make_matrix(k, out, e);
+    return 0;
 }
 
 static int take_vector(binder *k, const char *name, int64_t ne0, int64_t ne1, const float **out, ds4_err *e)
@@ -138,6 +165,10 @@ static int take_vector(binder *k, const char *name, int64_t ne0, int64_t ne1, co
         return e ? e->code : DS4_EMODEL;
     if (!t->data || (t->type != Q_F32 && t->type != Q_F16 && t->type != Q_BF16))
         return wrong_type(k, name, t, "F32, F16 or BF16", e);
+    if (k->p->plan) {
+        *k->p->plan += (uint64_t)n * sizeof(float);
+        return 0;
+    }
     float *host = malloc((size_t)n * sizeof *host);
     float *dev = host ? k->b->op->alloc(k->b, (size_t)n * sizeof *dev) : NULL;
     if (!dev) {
@@ -161,6 +192,10 @@ static int take_table(binder *k, const char *name, int64_t used, int64_t vocab, 
         return e ? e->code : DS4_EMODEL;
     if (!t->data || t->type != Q_I32)
         return wrong_type(k, name, t, "I32", e);
+    if (k->p->plan) {
+        *k->p->plan += t->nbytes;
+        return 0;
+    }
     int32_t *dev = k->b->op->alloc(k->b, t->nbytes);
     if (!dev)
         return ds4_fail(e, DS4_ENOMEM, "%s: no memory for tensor %s", gguf_path(k->g), name);
@@ -224,6 +259,20 @@ static int bind_block(binder *k, layer_weights *L, const char *prefix, int ratio
     return rc;
 }
 
+/* A pass that finds the order of binding: begun here (false: no memory), and used and ended by read_ahead. */
+static bool order_pass(pass *p, const gguf *g)
+{
+    *p = (pass){.plan = &p->unused, .order = calloc(gguf_n_tensors(g) + 1, sizeof *p->order)};
+    return p->order;
+}
+
+static gguf_ahead *read_ahead(pass *p, const gguf *g, int rc)
+{
+    gguf_ahead *a = rc ? NULL : gguf_ahead_start(g, p->order, p->ordered);
+    free(p->order);
+    return a;
+}
+
 static bool starts_with(gguf_str s, const char *p) { return s.n >= strlen(p) && !memcmp(s.p, p, strlen(p)); }
 
 /* Every tensor of the file must have been used, except those under `ignored` (an MTP block that is left unread). */
@@ -247,15 +296,19 @@ static int nothing_left(binder *k, const char *ignored, ds4_err *e)
                     gguf_path(k->g), extra, extra == 1 ? " is" : "s are", (int)first->name.n, first->name.p, found);
 }
 
-static int upload_freqs(backend *b, const shape *s, bool compressed, const float **out, ds4_err *e)
+static int upload_freqs(binder *k, bool compressed, const float **out, ds4_err *e)
 {
     float freq[2048];
-    shape_rope_freqs(s, compressed, freq);
-    size_t bytes = sizeof(float) * (size_t)s->dims.rope_dim / 2;
-    float *dev = b->op->alloc(b, bytes);
+    size_t bytes = sizeof(float) * (size_t)k->s->dims.rope_dim / 2;
+    if (k->p->plan) {
+        *k->p->plan += bytes;
+        return 0;
+    }
+    shape_rope_freqs(k->s, compressed, freq);
+    float *dev = k->b->op->alloc(k->b, bytes);
     if (!dev)
         return ds4_fail(e, DS4_ENOMEM, "no memory for the rotary table");
-    b->op->upload(b, dev, freq, bytes);
+    k->b->op->upload(k->b, dev, freq, bytes);
     *out = dev;
     return 0;
 }
@@ -275,18 +328,20 @@ static int bind_trunk_top(binder *k, trunk_weights *w, ds4_err *e)
     if (!rc)
         rc = take_vector(k, "output_hc_scale.weight", 1, 1, &w->hc_head.scale, e);
     if (!rc)
-        rc = upload_freqs(k->b, k->s, false, &w->freq_plain, e);
+        rc = upload_freqs(k, false, &w->freq_plain, e);
     if (!rc)
-        rc = upload_freqs(k->b, k->s, true, &w->freq_comp, e);
+        rc = upload_freqs(k, true, &w->freq_comp, e);
     return rc;
 }
 
-int weights_bind_trunk(trunk_weights *w, const shape *s, const gguf *g, backend *b, weights_progress cb, void *ctx,
-                       ds4_err *e)
+/* A pass that counts leaves *w empty. */
+static int trunk_pass(trunk_weights *w, const shape *s, const gguf *g, backend *b, pass *p, weights_progress cb,
+                      void *ctx, ds4_err *e)
 {
     binder k;
     memset(w, 0, sizeof *w);
     int rc = binder_open(&k, &w->names, g, b, s, cb, ctx, e);
+    k.p = p;
     if (!rc && !(w->layer = calloc((size_t)s->layers, sizeof *w->layer)))
         rc = ds4_fail(e, DS4_ENOMEM, "%s: no memory for %d layers", gguf_path(g), s->layers);
     if (!rc)
@@ -301,9 +356,27 @@ int weights_bind_trunk(trunk_weights *w, const shape *s, const gguf *g, backend 
     if (!rc)
         rc = nothing_left(&k, s->mtp_layer >= 0 ? ignored : NULL, e);
     free(k.used);
-    if (rc)
+    if (rc || p->plan)
         weights_free_trunk(w);
     return rc;
+}
+
+int weights_bind_trunk(trunk_weights *w, const shape *s, const gguf *g, backend *b, weights_progress cb, void *ctx,
+                       ds4_err *e)
+{
+    pass first, second = {0};
+    trunk_weights none;
+    if (b->op->weight_bytes && order_pass(&first, g))
+        second.ahead = read_ahead(&first, g, trunk_pass(&none, s, g, b, &first, NULL, NULL, NULL));
+    int rc = trunk_pass(w, s, g, b, &second, cb, ctx, e);
+    gguf_ahead_stop(second.ahead);
+    return rc;
+}
+
+int weights_plan_trunk(uint64_t *bytes, const shape *s, const gguf *g, backend *b, ds4_err *e)
+{
+    trunk_weights none;
+    return trunk_pass(&none, s, g, b, &(pass){.plan = bytes}, NULL, NULL, e);
 }
 
 /* Tensors that stand beside the stages. The sidecar puts them under the first and the last stage, llama.cpp at the top.
@@ -340,12 +413,13 @@ static int bind_drafter_top(binder *k, drafter_weights *w, const drafter_shape *
     return rc;
 }
 
-int weights_bind_drafter(drafter_weights *w, const shape *s, const drafter_shape *ds, const gguf *g, backend *b,
-                         weights_progress cb, void *ctx, ds4_err *e)
+static int drafter_pass(drafter_weights *w, const shape *s, const drafter_shape *ds, const gguf *g, backend *b,
+                        pass *p, weights_progress cb, void *ctx, ds4_err *e)
 {
     binder k;
     memset(w, 0, sizeof *w);
     int rc = binder_open(&k, &w->names, g, b, s, cb, ctx, e);
+    k.p = p;
     if (!rc && !(w->stage = calloc((size_t)ds->stages, sizeof *w->stage)))
         rc = ds4_fail(e, DS4_ENOMEM, "%s: no memory for %d stages", gguf_path(g), ds->stages);
     if (!rc)
@@ -358,9 +432,28 @@ int weights_bind_drafter(drafter_weights *w, const shape *s, const drafter_shape
     if (!rc)
         rc = nothing_left(&k, NULL, e);
     free(k.used);
-    if (rc)
+    if (rc || p->plan)
         weights_free_drafter(w);
     return rc;
+}
+
+int weights_bind_drafter(drafter_weights *w, const shape *s, const drafter_shape *ds, const gguf *g, backend *b,
+                         weights_progress cb, void *ctx, ds4_err *e)
+{
+    pass first, second = {0};
+    drafter_weights none;
+    if (b->op->weight_bytes && order_pass(&first, g))
+        second.ahead = read_ahead(&first, g, drafter_pass(&none, s, ds, g, b, &first, NULL, NULL, NULL));
+    int rc = drafter_pass(w, s, ds, g, b, &second, cb, ctx, e);
+    gguf_ahead_stop(second.ahead);
+    return rc;
+}
+
+int weights_plan_drafter(uint64_t *bytes, const shape *s, const drafter_shape *ds, const gguf *g, backend *b,
+                         ds4_err *e)
+{
+    drafter_weights none;
+    return drafter_pass(&none, s, ds, g, b, &(pass){.plan = bytes}, NULL, NULL, e);
 }
 
 void weights_free_trunk(trunk_weights *w)

@@ -43,6 +43,11 @@ int weights_bind_trunk(trunk_weights *w, const shape *s, const gguf *g, backend 
                        ds4_err *e);
 int weights_bind_drafter(drafter_weights *w, const shape *s, const drafter_shape *ds, const gguf *g, backend *b,
                          weights_progress cb, void *ctx, ds4_err *e);
+/* Adds to *bytes what binding would take of the device's memory. The directory is checked on the way, no data is read.
+ */
+int weights_plan_trunk(uint64_t *bytes, const shape *s, const gguf *g, backend *b, ds4_err *e);
+int weights_plan_drafter(uint64_t *bytes, const shape *s, const drafter_shape *ds, const gguf *g, backend *b,
+                         ds4_err *e);
 void weights_free_trunk(trunk_weights *w);
 void weights_free_drafter(drafter_weights *w);
 

@@ -118,10 +118,12 @@ static const float guard_value = 12345.678f;
 
 float *dev_room(backend *b, size_t n)
 {
-    float *p = b->op->alloc(b, (n + 2 * GUARD) * sizeof *p);
+    float edge[GUARD], *p = b->op->alloc(b, (n + 2 * GUARD) * sizeof *p);
     assert_non_null(p);
     for (int i = 0; i < GUARD; i++)
-        p[i] = p[GUARD + n + (size_t)i] = guard_value;
+        edge[i] = guard_value;
+    b->op->upload(b, p, edge, sizeof edge);
+    b->op->upload(b, p + GUARD + n, edge, sizeof edge);
     return p + GUARD;
 }
 

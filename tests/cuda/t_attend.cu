@@ -230,26 +230,37 @@ static float *reference(rig *g, const int *which, int n)
     return out;
 }
 
+/* The two differ in the last bits of their sums (tensor cores cut what they add up, the operations round), which the
+ * scales show: 1e-5 is allowed. A number may be one step off where it lies on the border of two steps, within 0.02 of
+ * one: 15 times what such an error moves it. Such numbers are common where a token sees one row only, whose numbers
+ * have few bits: half of the largest is 63.5 steps exactly. Hence 1.5 % may differ. */
+static const float scale_error = 1e-5f, border = 0.02f;
+
 static void compare(const rig *g, const result &got, const float *want, int n)
 {
     size_t flips = 0, all = (size_t)n * g->width;
+    float worst = 0;
     for (size_t at = 0; at < all; at += 32) {
         float top = 0;
         for (int i = 0; i < 32; i++)
             top = fmaxf(top, fabsf(want[at + i]));
         float d = top / 127, error = fabsf(got.d[at / 32] - d);
-        if (!(error <= 1e-5f * d))
+        worst = fmaxf(worst, error / d);
+        if (!(error <= scale_error * d))
             fail_msg("%s, %d rows: scale %zu is %.9g, expected %.9g", g->k->name, n, at / 32, (double)got.d[at / 32],
                      (double)d);
         for (int i = 0; i < 32; i++) {
             int q = (int)lrintf(want[at + i] * (1 / d)), diff = abs(q - got.q[at + i]);
             flips += diff != 0;
-            if (diff > 1 || (diff && fabsf(fabsf(want[at + i] / d - (float)q) - 0.5f) > 0.01f))
-                fail_msg("%s, %d rows: number %zu of head %zu of row %zu is %d, expected %d", g->k->name, n,
-                         (at + i) % DIM, (at + i) / DIM % g->k->heads, (at + i) / g->width, got.q[at + i], q);
+            if (diff > 1 || (diff && fabsf(fabsf(want[at + i] / d - (float)q) - 0.5f) > border))
+                fail_msg("%s, %d rows: number %zu of head %zu of row %zu is %d, expected %.3f", g->k->name, n,
+                         (at + i) % DIM, (at + i) / DIM % g->k->heads, (at + i) / g->width, got.q[at + i],
+                         (double)(want[at + i] / d));
         }
     }
-    if (flips * 500 > all)
+    print_message("  %s, %d rows: %.3f %% of the numbers differ, scales by %.1g at most\n", g->k->name, n,
+                  100.0 * (double)flips / (double)all, (double)worst);
+    if (flips * 1000 > all * 15)
         fail_msg("%s, %d rows: %zu of %zu numbers differ", g->k->name, n, flips, all);
 }
 

@@ -5,7 +5,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "file/gguf.h"
+#include "file/gguf_ahead.h"
 #include "file/quant.h"
 #include "util_gguf.h"
 
@@ -98,6 +98,46 @@ static void a_file_on_disk_is_mapped(void **state)
     assert_int_equal((uintptr_t)gguf_find_tensor(g, "exps")->data % 64, 0);
     unlink(r->path); /* the map outlives the name */
     (void)use_everything(g);
+    gguf_close(g);
+    free(b.p);
+}
+
+/* Reading ahead and giving pages back must not change what is read, neither of the tensor nor of its neighbours. */
+static void hints_about_pages_change_nothing(void **state)
+{
+    enum { N = 5000, TENSORS = 3 };
+    room *r = *state;
+    bytes b = {0};
+    gguf *g = NULL;
+    ds4_err e = {0};
+    put_header(&b, TENSORS, 0);
+    for (uint64_t i = 0; i < TENSORS; i++)
+        put_tensor(&b, (const char *[]){"a", "b", "c"}[i], 1, (uint64_t[]){N}, Q_F32, i * N * 4);
+    put_pad(&b, 32);
+    for (int i = 0; i < TENSORS * N; i++)
+        put(&b, &(float){(float)i}, 4);
+    save(in_room(r, "model.gguf"), b);
+    for (int way = 0; way < 4; way++) { /* cached pages kept or not; the list walked or left early */
+        if (gguf_open(&g, r->path, &e))
+            fail_msg("%s", e.msg);
+        const gguf_tensor *list[] = {gguf_tensor_at(g, 2), gguf_tensor_at(g, 0), gguf_tensor_at(g, 1)};
+        gguf_ahead *a = gguf_ahead_start(g, list, TENSORS);
+        assert_non_null(a);
+        for (size_t i = 0; i < (way < 2 ? TENSORS : 0); i++) {
+            gguf_ahead_passed(a, (uint64_t)i * N * 4);
+            gguf_give_back(g, list[i], way % 2);
+            for (int k = 0; k < TENSORS * N; k++)
+                assert_true(((const float *)gguf_tensor_at(g, (size_t)(k / N))->data)[k % N] == (float)k);
+        }
+        gguf_ahead_stop(a);
+        gguf_close(g);
+    }
+    if (gguf_open_mem(&g, b.p, b.n, "memory", &e))
+        fail_msg("%s", e.msg);
+    const gguf_tensor *t = gguf_tensor_at(g, 0);
+    assert_null(gguf_ahead_start(g, &t, 1));
+    gguf_give_back(g, t, true);
+    assert_true(((const float *)t->data)[N - 1] == (float)(N - 1));
     gguf_close(g);
     free(b.p);
 }
@@ -234,6 +274,7 @@ int main(void)
 #define T(f) cmocka_unit_test_setup_teardown(f, make_room, drop_room)
     const struct CMUnitTest tests[] = {
         T(a_file_on_disk_is_mapped),
+        T(hints_about_pages_change_nothing),
         T(what_is_no_file_is_refused),
         T(any_part_opens_the_whole_set),
         T(a_missing_part_is_named),

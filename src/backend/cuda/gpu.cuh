@@ -191,6 +191,7 @@ void *gpu_scratch_get(gpu *g, enum gpu_scratch which, size_t bytes);
  */
 int gpu_stage_take(gpu *g, size_t bytes, size_t *room, bool raw);
 void gpu_stage_give(gpu *g, int i); /* everything issued so far must pass before it is taken again */
+int gpu_memory(backend *b, int ctx, size_t *free_bytes, size_t *total, size_t *own, ds4_err *e);
 void gpu_memory_close(gpu *g);
 
 /* --- graph.cu --- */

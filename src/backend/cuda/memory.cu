@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "backend/cuda/gpu.cuh"
+#include "backend/cuda/sight.cuh"
 
 static const size_t block_bytes = 8u << 20; /* small allocations are cut from blocks of this size */
 static const size_t align_bytes = 256;
@@ -210,6 +211,24 @@ void *gpu_scratch_get(gpu *g, enum gpu_scratch which, size_t bytes)
     }
     s->bytes = bytes;
     return s->p;
+}
+
+/* An estimate from above of what the operations' scratch grows to. Fixed: staging and packing of weights (up to 64 MB
+ * each), inputs and intermediates of products, captured steps. */
+int gpu_memory(backend *b, int ctx, size_t *free_bytes, size_t *total, size_t *own, ds4_err *e)
+{
+    const size_t fixed = 512u << 20;
+    const be_dims *m = &b->dims;
+    const int far = ctx / 128 > m->idx_topk ? ctx / 128 : m->idx_topk, cap = ctx / 4 + 1;
+    const size_t pieces = gpu_blocks(sight_room(m->window + far + GPU_MAX_ROWS), 32);
+    const size_t attention = (size_t)BE_NARROW * (size_t)m->heads * pieces * (size_t)(m->head_dim + 4) * sizeof(float);
+    const size_t best = 2 * (size_t)m->idx_topk * gpu_blocks(cap, 16384);
+    const size_t keys = cap > m->idx_topk ? GPU_MAX_ROWS * ((size_t)cap + best) * sizeof(uint32_t) : 0;
+    gpu *g = gpu_of(b);
+    if (gpu_ok(g))
+        GPU_CHECK(g, cudaMemGetInfo(free_bytes, total));
+    *own = fixed + attention + keys;
+    return gpu_ok(g) ? 0 : ds4_fail(e, DS4_EBACKEND, "%s", g->error.msg);
 }
 
 void gpu_memory_close(gpu *g)

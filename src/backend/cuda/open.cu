@@ -103,6 +103,8 @@ static const backend_ops *gpu_ops(void)
         .download = op_download,
         .copy = op_copy,
         .bind = gpu_bind,
+        .weight_bytes = gpu_weight_bytes,
+        .memory = gpu_memory,
         .synth = gpu_synth,
         .bandwidth = gpu_bandwidth,
         .sync = op_sync,
@@ -202,6 +204,7 @@ extern "C" int cuda_open(backend **out, const backend_options *o, ds4_err *e)
     g->base.name = "cuda";
     g->base.max_rows = GPU_MAX_ROWS;
     g->base.graphs = true;
+    g->base.unified = prop.integrated;
     g->act = o->act;
     g->sms = prop.multiProcessorCount;
     g->chains = prop.major >= 9;

@@ -302,7 +302,7 @@ struct cudaDeviceProp {
     char name[64];
     int major, minor, multiProcessorCount;
     size_t sharedMemPerBlock, sharedMemPerBlockOptin, sharedMemPerMultiprocessor;
-    int l2CacheSize;
+    int l2CacheSize, integrated;
 };
 size_t emu_smem_of(const void *kernel, size_t raise); /* what the kernel may have; raise: 0 = only ask */
 template <class F> static inline cudaError_t cudaFuncSetAttribute(F *kernel, cudaFuncAttribute what, int value)

@@ -3,12 +3,51 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/mman.h>
 #include <time.h>
 #include <ucontext.h>
 
+#include <map>
 #include <vector>
 
 dim3 threadIdx, blockIdx, blockDim, gridDim;
+
+/* --- device memory: each allocation ends at a page that nobody may touch, and is open only while the device works, so
+ * that a host that follows a device pointer fails as it would with a real device --- */
+
+enum { PAGE = 4096, HUGE = 2 << 20 };
+static struct {
+    std::map<char *, size_t> live;       /* first byte, bytes in whole pages */
+    std::multimap<size_t, char *> spare; /* the same after cudaFree: mapping anew takes long */
+    size_t used;
+    int working; /* nested */
+} memory;
+
+static void protect(int how)
+{
+    for (auto &a : memory.live)
+        mprotect(a.first, a.second, how);
+}
+
+struct device_at_work {
+    device_at_work()
+    {
+        if (!memory.working++)
+            protect(PROT_READ | PROT_WRITE);
+    }
+    ~device_at_work()
+    {
+        if (!--memory.working)
+            protect(PROT_NONE);
+    }
+};
+
+/* DS4_TEST_EMU_MEMORY: megabytes, for tests of too little memory. */
+static size_t device_bytes(void)
+{
+    const char *mb = getenv("DS4_TEST_EMU_MEMORY");
+    return mb ? strtoull(mb, NULL, 10) << 20 : (size_t)8 << 30;
+}
 
 enum state { READY, AT_WARP, AT_BLOCK, DONE };
 enum { MOST = 1024, STACK = 256 << 10, RAISED = 64 };
@@ -157,6 +196,7 @@ static void run_block(void)
 
 void emu_run(dim3 grid, dim3 block, size_t smem, void (*fn)(void *), void *ctx)
 {
+    device_at_work now;
     m.smem_bytes = smem;
     m.fn = fn;
     m.ctx = ctx;
@@ -230,6 +270,7 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t)
 {
     if (captured)
         return outside();
+    device_at_work now;
     for (auto &work : exec->work)
         work();
     return cudaSuccess;
@@ -251,18 +292,52 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int)
     *p = cudaDeviceProp{"emulation", 9, 0, 2, 48 << 10, EMU_SMEM, EMU_SMEM + 1024, 50 << 20};
     return cudaSuccess;
 }
-cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total) { return *free_bytes = *total = 1u << 30, cudaSuccess; }
+cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total)
+{
+    *total = device_bytes();
+    *free_bytes = *total > memory.used ? *total - memory.used : 0;
+    return cudaSuccess;
+}
 cudaError_t cudaMalloc(void **p, size_t bytes)
 {
     if (captured)
         return outside();
-    size_t whole = (bytes + 255) / 256 * 256;
-    *p = bytes > (size_t)8 << 30 ? NULL : aligned_alloc(256, whole);
-    if (*p)
-        memset(*p, 0xff, whole);
-    return *p ? cudaSuccess : cudaErrorMemoryAllocation;
+    size_t free_bytes, total, page = bytes < HUGE ? PAGE : HUGE, whole = (bytes + page - 1) / page * page;
+    cudaMemGetInfo(&free_bytes, &total);
+    *p = NULL;
+    if (bytes > free_bytes)
+        return cudaErrorMemoryAllocation;
+    auto again = memory.spare.find(whole);
+    void *m = again != memory.spare.end() ? again->second
+                                          : mmap(NULL, whole + HUGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (m == MAP_FAILED)
+        return cudaErrorMemoryAllocation;
+    if (again != memory.spare.end())
+        memory.spare.erase(again);
+    char *at = reinterpret_cast<char *>((reinterpret_cast<uintptr_t>(m) + HUGE - 1) / HUGE * HUGE);
+    madvise(at, whole, MADV_HUGEPAGE);
+    memory.live[at] = whole;
+    memory.used += whole;
+    device_at_work now;
+    memset(at, 0xff, whole);
+    return *p = at + (whole - bytes) / 256 * 256, cudaSuccess;
 }
-cudaError_t cudaFree(void *p) { return outside() ? cudaErrorStreamCaptureUnsupported : (free(p), cudaSuccess); }
+cudaError_t cudaFree(void *p)
+{
+    if (outside())
+        return cudaErrorStreamCaptureUnsupported;
+    auto a = memory.live.upper_bound(static_cast<char *>(p));
+    if (!p || a == memory.live.begin())
+        return p ? cudaErrorInvalidValue : cudaSuccess;
+    --a;
+    memory.used -= a->second;
+    if (a->second <= 32u << 20)
+        memory.spare.insert({a->second, a->first});
+    else
+        munmap(a->first, a->second + PAGE);
+    memory.live.erase(a);
+    return cudaSuccess;
+}
 cudaError_t cudaMallocHost(void **p, size_t bytes)
 {
     if (captured)
@@ -274,17 +349,20 @@ cudaError_t cudaMemsetAsync(void *p, int v, size_t bytes, cudaStream_t)
 {
     if (captured)
         return emu_record([=] { memset(p, v, bytes); }), cudaSuccess;
+    device_at_work now;
     return memset(p, v, bytes), cudaSuccess;
 }
 cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t bytes, cudaMemcpyKind, cudaStream_t)
 {
     if (captured)
         return emu_record([=] { memmove(dst, src, bytes); }), cudaSuccess;
+    device_at_work now;
     return memmove(dst, src, bytes), cudaSuccess;
 }
 cudaError_t cudaMemcpy2DAsync(void *dst, size_t dpitch, const void *src, size_t spitch, size_t width, size_t height,
                               cudaMemcpyKind, cudaStream_t)
 {
+    device_at_work now;
     for (size_t i = 0; i < height; i++)
         memcpy(static_cast<char *>(dst) + i * dpitch, static_cast<const char *>(src) + i * spitch, width);
     return cudaSuccess;
