@@ -13,7 +13,7 @@
 enum { HID_SPLITS = MM_WARPS / 2, DOWN_SPLITS = 2, SHARED_SPLITS = 4, MOST_USED = 8 };
 
 /* Tiles of a block of gate_up, for one row and for more. */
-BOTH constexpr int hid_tiles(int ct, int cols) { return ct == 1 && cols == 1 ? 4 : 2; }
+BOTH constexpr int hid_tiles(int ct, int cols) { return ct + cols > 0 ? 2 : 0; }
 /* Columns whose sums are kept. */
 BOTH constexpr int hid_columns(int ct, int cols) { return ct == 1 && cols == 1 ? 1 : 8 * ct; }
 
@@ -63,7 +63,7 @@ DEV void quantise_hidden(const gate_side &s, const int *list, int count, int ff,
 }
 
 template <int CT, int COLS> struct gate_room {
-    static const int bytes = mm_ring(768 + 4 * hid_tiles(CT, COLS) * MM_WARPS * hid_columns(CT, COLS) * TILE_ROWS);
+    static const int bytes = mm_ring(CT == 1 && COLS == 1, 768 + 4 * hid_tiles(CT, COLS) * MM_WARPS * hid_columns(CT, COLS) * TILE_ROWS);
     alignas(16) uint8_t ring[MM_WARPS][bytes];
     float part[hid_tiles(CT, COLS)][MM_WARPS][hid_columns(CT, COLS)][TILE_ROWS];
     int rows[MM_WARPS][BE_NARROW];
@@ -118,7 +118,7 @@ DEV void finish_hidden(const gate_args &a, const gate_side &s, R *room, const in
 
 /* Block (tiles, 0): shared expert; (tiles, 1 + i): group i of the routed ones. */
 template <uint32_t T, int CT, int COLS, int SCOLS>
-static __global__ void __launch_bounds__(MM_THREADS, MM_RESIDENT) gate_up(const __grid_constant__ gate_args a)
+static __global__ void __launch_bounds__(MM_THREADS, mm_resident(CT, SCOLS)) gate_up(const __grid_constant__ gate_args a)
 {
     using R = gate_room<CT, SCOLS>;
     const int tiles = hid_tiles(CT, SCOLS);
@@ -191,7 +191,7 @@ typedef struct down_args {
 
 template <int CT, int COLS> struct down_room {
     static const int most = CT == 1 && COLS == 1 ? 1 : 8 * CT; /* rows */
-    static const int bytes = mm_ring(4 * most * TILE_ROWS * (MOST_USED * DOWN_SPLITS + SHARED_SPLITS) + 256 * most);
+    static const int bytes = mm_ring(CT == 1 && COLS == 1, 4 * most * TILE_ROWS * (MOST_USED * DOWN_SPLITS + SHARED_SPLITS) + 256 * most);
     alignas(16) uint8_t ring[MM_WARPS][bytes];
     float routed[most * MOST_USED][DOWN_SPLITS][TILE_ROWS];
     float shared[SHARED_SPLITS][most][TILE_ROWS];
@@ -249,7 +249,7 @@ template <int CT, class R> DEV void put_shared(R *s, const float (&acc)[CT][4], 
 
 /* SCOLS: columns of the shared expert in the ring. */
 template <uint32_t T, int CT, int COLS, int SCOLS>
-static __global__ void __launch_bounds__(MM_THREADS, MM_RESIDENT) down_rows(const __grid_constant__ down_args a)
+static __global__ void __launch_bounds__(MM_THREADS, mm_resident(CT, SCOLS)) down_rows(const __grid_constant__ down_args a)
 {
     using R = down_room<CT, SCOLS>;
     GPU_DYNAMIC_SMEM(R, s);

@@ -264,7 +264,7 @@ DEV void mul_mins(uint32_t a0, uint32_t a1, float d0, float d1, const xpart<T, C
 template <uint32_t T, int CT, bool ONE>
 DEV void mul_large(const chunk<T> &k, const xpart<T, CT, ONE, false> &x, float (&acc)[CT][4])
 {
-    int sum[CT][4] = {};
+    int sum[CT][4] = {}, odd[CT][4] = {};
 #pragma unroll
     for (int kb = 0; kb < 8; kb++) {
         uint32_t a[4];
@@ -279,7 +279,7 @@ DEV void mul_large(const chunk<T> &k, const xpart<T, CT, ONE, false> &x, float (
         for (int ct = 0; ct < CT; ct++) {
             uint2 b = x.b[ct][kb];
             if constexpr (T == Q_Q2_K) {
-                mma_s8_k32(sum[ct], a, b.x, b.y);
+                mma_s8_k32(kb % 2 ? odd[ct] : sum[ct], a, b.x, b.y); /* two chains */
             } else {
                 int c[4] = {0, 0, 0, 0};
                 mma_s8_k32(c, a, b.x, b.y);
@@ -289,6 +289,11 @@ DEV void mul_large(const chunk<T> &k, const xpart<T, CT, ONE, false> &x, float (
             }
         }
     }
+    if constexpr (T == Q_Q2_K)
+#pragma unroll
+        for (int i = 0; i < 4 * CT; i++)
+            sum[i / 4][i % 4] += odd[i / 4][i % 4];
+    (void)odd;
     float d0 = half_value((uint16_t)k.d[0]), d1 = half_value((uint16_t)k.d[1]);
     if constexpr (T == Q_IQ2_XXS) {
         d0 = __fmul_rn(d0, 0.125f), d1 = __fmul_rn(d1, 0.125f);
@@ -373,9 +378,9 @@ DEV void mul_bytes_half(const chunk<Q_Q8_0> &k, const xpart<Q_Q8_0, CT, ONE, tru
     }
 }
 
-/* Bytes of a warp's ring of a kernel with `extra` bytes of its own: two blocks of eight warps on a multiprocessor of 228
- * KB, no block over 99 KB. */
-constexpr int mm_ring(int extra = 0) { return (101248 - extra) / 8 / 16 * 16; }
+/* Bytes of a warp's ring of a kernel with `extra` bytes of its own. On a multiprocessor of 228 KB three blocks of eight
+ * warps for one row, two for more; no block over 99 KB. */
+constexpr int mm_ring(bool one, int extra = 0) { return ((one ? 76544 : 101248) - extra) / 8 / 16 * 16; }
 
 /* A run of products of one warp: `segments` times `per` chunks. A source says where segment i has its weights and its
  * columns, and takes its sums:
@@ -387,7 +392,7 @@ constexpr int mm_ring(int extra = 0) { return (101248 - extra) / 8 / 16 * 16; }
  * global memory. HALVES: float inputs, F16 and Q8_0 alone. The loop is what the whole forward waits for: everything that
  * stays the same is made before it. It must hold no load from global or local memory: such a load comes back behind all
  * copies of the multiprocessor that are on their way, which takes microseconds. */
-template <uint32_t T, int CT, int COLS, bool MANY = false, bool HALVES = T == Q_F16, int RING = mm_ring()>
+template <uint32_t T, int CT, int COLS, bool MANY = false, bool HALVES = T == Q_F16, int RING = mm_ring(CT == 1 && COLS == 1)>
 struct stream {
     static const bool one = CT == 1 && COLS == 1, far = CT > 1 && !MANY; /* one column; never in the ring */
     using L = xlay<T, HALVES>;
@@ -444,7 +449,7 @@ struct stream {
 #pragma unroll
         for (int i = 0; i < (wbytes / 16 + 31) / 32; i++)
             if (32 * i + 31 < wbytes / 16 || 32 * i + lane < wbytes / 16)
-                copy_stream(slot + 512 * i + 16 * lane, wp + 512 * i);
+                copy_async(slot + 512 * i + 16 * lane, wp + 512 * i);
         wp += wbytes;
     }
 
@@ -614,6 +619,7 @@ struct stream {
                     take_near(x, at, c);
                 else if constexpr (far || MANY)
                     take_far(x, src.input(), c, first + k);
+                multiply(w, x, acc, lo);
                 __syncwarp();
                 if (next_s < segments) {
                     mm_columns nc = c;
@@ -629,7 +635,6 @@ struct stream {
                         next_k = 0, next_s++;
                 }
                 copy_group();
-                multiply(w, x, acc, lo);
                 slot = slot + 1 == slots ? 0 : slot + 1;
             }
             join(acc, lo);

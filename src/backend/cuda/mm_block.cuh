@@ -7,7 +7,7 @@
 
 /* Dynamic shared memory of a block: the warps' rings; once all have run, what they share. */
 template <int CT, int COLS> union mm_room {
-    alignas(16) uint8_t ring[MM_WARPS][mm_ring()];
+    alignas(16) uint8_t ring[MM_WARPS][mm_ring(CT == 1 && COLS == 1)];
     struct {
         float part[MM_WARPS * CT * 128], room[8 * CT * 33];
     };
@@ -132,7 +132,8 @@ template <int CT, int COLS, bool FAST> DEV int mm_block(const mm_args &a, int bl
     return i;
 }
 
-enum { MM_RESIDENT = 2 }; /* blocks of a multiprocessor that registers must allow */
+/* Blocks of a multiprocessor that registers must allow. */
+BOTH constexpr int mm_resident(int ct, int cols) { return ct == 1 && cols == 1 ? 3 : 2; }
 
 /* Launches a kernel whose dynamic shared memory is an R. */
 template <class R, class... P, class... A>

@@ -100,23 +100,12 @@ DEV void copy_word(void *shared, const void *global)
 #endif
 }
 
-/* copy_async for weights, which are read once and in long runs. */
-DEV void copy_stream(void *shared, const void *global)
-{
-#if defined(__CUDA_ARCH__)
-    uint32_t to = (uint32_t)__cvta_generic_to_shared(shared);
-    asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16;" ::"r"(to), "l"(global) : "memory");
-#else
-    *reinterpret_cast<uint4 *>(shared) = *reinterpret_cast<const uint4 *>(global);
-#endif
-}
-
 /* 16 bytes of a weight: read once, not worth a place in L1. */
 DEV uint4 load_stream(const void *p)
 {
 #if defined(__CUDA_ARCH__)
     uint4 v;
-    asm volatile("ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {%0,%1,%2,%3}, [%4];"
+    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
                  : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
                  : "l"(p));
     return v;

@@ -60,7 +60,7 @@ template <class R> DEV void after_first(const phase_args &a, R *s)
 }
 
 template <int CT, int COLS, bool FAST>
-static __global__ void __launch_bounds__(MM_THREADS, MM_RESIDENT)
+static __global__ void __launch_bounds__(MM_THREADS, FAST ? mm_resident(CT, COLS) : 2)
     phase(const __grid_constant__ phase_args a)
 {
     using R = mm_room<CT, COLS>;
