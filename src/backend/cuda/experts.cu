@@ -131,7 +131,6 @@ static __global__ void __launch_bounds__(MM_THREADS, mm_resident(CT, SCOLS)) gat
     int from = w.chunks * split / HID_SPLITS, per = w.chunks * (split + 1) / HID_SPLITS - from;
     gate_source<CT, R> src = {side.x, w.p + tile0 * w.bytes + from * tile_chunk_bytes(w.type), w.bytes, {NULL, count, 0},
                               from,   warp, lane, s};
-    chain_next();
     if (i < 0) {
         stream<Q_Q8_0, CT, SCOLS, false, false, R::bytes> run;
         run.open(s->ring[warp], lane);
@@ -157,6 +156,7 @@ static __global__ void __launch_bounds__(MM_THREADS, mm_resident(CT, SCOLS)) gat
         run.begin(src, per ? tiles : 0, per, true, true);
         run.run(src, per ? tiles : 0, per, false);
     }
+    chain_next();
     for (int t = 0; t < tiles && !per; t++) { /* fewer chunks than warps */
         float none[CT][4] = {};
         src.take(t, none);
@@ -255,7 +255,6 @@ static __global__ void __launch_bounds__(MM_THREADS, mm_resident(CT, SCOLS)) dow
     GPU_DYNAMIC_SMEM(R, s);
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, tile = blockIdx.x;
     uint8_t *ring = s->ring[warp];
-    chain_next();
     if (warp < SHARED_SPLITS) {
         int from = a.sdown.chunks * warp / SHARED_SPLITS, per = a.sdown.chunks * (warp + 1) / SHARED_SPLITS - from;
         const uint8_t *p = a.sdown.p + (int64_t)tile * a.sdown.bytes + from * tile_chunk_bytes(Q_Q8_0);
@@ -279,6 +278,7 @@ static __global__ void __launch_bounds__(MM_THREADS, mm_resident(CT, SCOLS)) dow
     run.open(ring, lane);
     run.begin(src, mine, per, true, true);
     run.run(src, mine, per, false);
+    chain_next();
     __syncthreads();
 #pragma unroll 1
     for (int v = threadIdx.x; v < TILE_ROWS * a.r.n; v += MM_THREADS) {

@@ -65,7 +65,6 @@ static __global__ void __launch_bounds__(MM_THREADS, FAST ? 3 : 2) chain_logits(
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, tiles = MM_WARPS / j.splits;
     const int tile0 = (int)blockIdx.x * tiles, tile = tile0 + warp / j.splits;
     float acc[1][4] = {};
-    chain_next();
     if (a.when) {
         chain_wait();
         if (!*a.when)
@@ -75,6 +74,7 @@ static __global__ void __launch_bounds__(MM_THREADS, FAST ? 3 : 2) chain_logits(
         mm_any<1, 1, FAST>(j, tile, warp % j.splits, 1, lane, s->ring[warp], acc);
     else
         chain_wait();
+    chain_next();
     __syncthreads();
     put_part<1>(s->part, warp, lane, acc);
     __syncthreads();

@@ -122,6 +122,7 @@ template <int CT, int COLS, bool FAST> DEV int mm_block(const mm_args &a, int bl
         mm_any<CT, COLS, FAST>(j, tile, warp % j.splits, a.n, lane, s->ring[warp], acc);
     else
         chain_wait();
+    chain_next(); /* not before: the next launch's weights would stand in the way of these */
     __syncthreads();
     put_part<CT>(s->part, warp, lane, acc);
     __syncthreads();

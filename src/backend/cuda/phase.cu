@@ -65,11 +65,11 @@ static __global__ void __launch_bounds__(MM_THREADS, FAST ? mm_resident(CT, COLS
 {
     using R = mm_room<CT, COLS>;
     GPU_DYNAMIC_SMEM(R, room);
-    chain_next();
     int b = (int)blockIdx.x;
     if (b < a.beside || a.m.when) {
         chain_wait();
         if (b < a.beside) {
+            chain_next();
             beside_block(a, b, room);
             return;
         }
