@@ -41,10 +41,12 @@ DEV int take_best(uint32_t (&key)[BLOCK_EXPERTS / 32], int lane)
 DEV void choose_experts(const choose_side &a, int r, float *p, int *id, int lane)
 {
     uint32_t key[BLOCK_EXPERTS / 32];
+    float bias[BLOCK_EXPERTS / 32];
 #pragma unroll
-    for (int i = 0; i < BLOCK_EXPERTS / 32; i++) {
+    for (int i = 0; i < BLOCK_EXPERTS / 32; i++) { /* one round trip */
         int e = 32 * i + lane;
         float s = e < a.experts ? __ldcg(a.logits + (int64_t)r * a.experts + e) : 0.0f;
+        bias[i] = a.bias && e < a.experts ? a.bias[e] : 0.0f;
         key[i] = __float_as_uint(s);
     }
 #pragma unroll
@@ -52,8 +54,7 @@ DEV void choose_experts(const choose_side &a, int r, float *p, int *id, int lane
         int e = 32 * i + lane;
         float s = expert_score(__uint_as_float(key[i]));
         p[e] = s;
-        if (a.bias && e < a.experts)
-            s = __fadd_rn(s, a.bias[e]);
+        s = __fadd_rn(s, bias[i]);
         key[i] = e < a.experts ? order_key(s) : 0; /* a NaN has 0 too, behind all numbers */
     }
     __syncwarp();

@@ -1,6 +1,6 @@
 /* experts.cu: the experts of the fused block.
  *
- *   gate_up   block (HID tiles of 16 hidden numbers, group): gate and up of the shared expert for all rows (group 0, its
+ *   gate_up   block (HID_TILES tiles of 16 hidden numbers, group): gate and up of the shared expert for all rows (group 0, its
  *             weights asked for early), or of a routed expert for its visits; SwiGLU; the last block of the numbers that
  *             share a scale quantises them. Half the warps make gate, half up: warp = 4 up + split
  *   down      block (16 outputs): every group's down product and the shared expert's, added in slot order, then the
@@ -10,10 +10,8 @@
 #include "backend/cuda/block.cuh"
 #include "backend/cuda/mm_block.cuh"
 
-enum { HID_SPLITS = MM_WARPS / 2, DOWN_SPLITS = 2, SHARED_SPLITS = 4, MOST_USED = 8 };
+enum { HID_TILES = 2, HID_SPLITS = MM_WARPS / 2, DOWN_SPLITS = 2, SHARED_SPLITS = 4, MOST_USED = 8 };
 
-/* Tiles of a block of gate_up, for one row and for more. */
-BOTH constexpr int hid_tiles(int ct, int cols) { return ct + cols > 0 ? 2 : 0; }
 /* Columns whose sums are kept. */
 BOTH constexpr int hid_columns(int ct, int cols) { return ct == 1 && cols == 1 ? 1 : 8 * ct; }
 
@@ -63,9 +61,9 @@ DEV void quantise_hidden(const gate_side &s, const int *list, int count, int ff,
 }
 
 template <int CT, int COLS> struct gate_room {
-    static const int bytes = mm_ring(CT == 1 && COLS == 1, 768 + 4 * hid_tiles(CT, COLS) * MM_WARPS * hid_columns(CT, COLS) * TILE_ROWS);
+    static const int bytes = mm_ring(768 + 4 * HID_TILES * MM_WARPS * hid_columns(CT, COLS) * TILE_ROWS);
     alignas(16) uint8_t ring[MM_WARPS][bytes];
-    float part[hid_tiles(CT, COLS)][MM_WARPS][hid_columns(CT, COLS)][TILE_ROWS];
+    float part[HID_TILES][MM_WARPS][hid_columns(CT, COLS)][TILE_ROWS];
     int rows[MM_WARPS][BE_NARROW];
     int last;
 };
@@ -118,10 +116,10 @@ DEV void finish_hidden(const gate_args &a, const gate_side &s, R *room, const in
 
 /* Block (tiles, 0): shared expert; (tiles, 1 + i): group i of the routed ones. */
 template <uint32_t T, int CT, int COLS, int SCOLS>
-static __global__ void __launch_bounds__(MM_THREADS, mm_resident(CT, SCOLS)) gate_up(const __grid_constant__ gate_args a)
+static __global__ void __launch_bounds__(MM_THREADS, MM_RESIDENT) gate_up(const __grid_constant__ gate_args a)
 {
     using R = gate_room<CT, SCOLS>;
-    const int tiles = hid_tiles(CT, SCOLS);
+    const int tiles = HID_TILES;
     GPU_DYNAMIC_SMEM(R, s);
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, i = (int)blockIdx.y - 1, tile0 = tiles * (int)blockIdx.x;
     int split = warp % HID_SPLITS, count = a.r.n;
@@ -174,7 +172,7 @@ template <int CT, int COLS, int SCOLS> static void launch_gate_up(gpu *g, const 
                    : t == Q_MXFP4 ? gate_up<Q_MXFP4, CT, COLS, SCOLS>
                                   : gate_up<Q_Q8_0, CT, COLS, SCOLS>;
     mm_launch<gate_room<CT, SCOLS>>(g, "gate_up", kernel,
-                                    dim3(a.ff / TILE_ROWS / hid_tiles(CT, SCOLS), most + 1), a);
+                                    dim3(a.ff / TILE_ROWS / HID_TILES, most + 1), a);
 }
 
 /* --- down --- */
@@ -191,7 +189,7 @@ typedef struct down_args {
 
 template <int CT, int COLS> struct down_room {
     static const int most = CT == 1 && COLS == 1 ? 1 : 8 * CT; /* rows */
-    static const int bytes = mm_ring(CT == 1 && COLS == 1, 4 * most * TILE_ROWS * (MOST_USED * DOWN_SPLITS + SHARED_SPLITS) + 256 * most);
+    static const int bytes = mm_ring(4 * most * TILE_ROWS * (MOST_USED * DOWN_SPLITS + SHARED_SPLITS) + 256 * most);
     alignas(16) uint8_t ring[MM_WARPS][bytes];
     float routed[most * MOST_USED][DOWN_SPLITS][TILE_ROWS];
     float shared[SHARED_SPLITS][most][TILE_ROWS];
@@ -249,7 +247,7 @@ template <int CT, class R> DEV void put_shared(R *s, const float (&acc)[CT][4], 
 
 /* SCOLS: columns of the shared expert in the ring. */
 template <uint32_t T, int CT, int COLS, int SCOLS>
-static __global__ void __launch_bounds__(MM_THREADS, mm_resident(CT, SCOLS)) down_rows(const __grid_constant__ down_args a)
+static __global__ void __launch_bounds__(MM_THREADS, MM_RESIDENT) down_rows(const __grid_constant__ down_args a)
 {
     using R = down_room<CT, SCOLS>;
     GPU_DYNAMIC_SMEM(R, s);

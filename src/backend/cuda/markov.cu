@@ -56,7 +56,7 @@ typedef struct chain_args {
 } chain_args;
 
 template <bool FAST>
-static __global__ void __launch_bounds__(MM_THREADS, FAST ? 3 : 2) chain_logits(const __grid_constant__ chain_args a)
+static __global__ void __launch_bounds__(MM_THREADS, MM_RESIDENT) chain_logits(const __grid_constant__ chain_args a)
 {
     using R = mm_room<1, 1>;
     GPU_DYNAMIC_SMEM(R, s);

@@ -18,7 +18,7 @@ tiled gpu_tiled(const be_weight *w)
 
 int mm_splits(const tiled *w)
 {
-    const int64_t share = w->tiles >= 128 ? 34816 : 8704; /* bytes; more where there are tiles for every warp */
+    const int64_t share = w->tiles >= 1024 ? 17408 : 8704; /* bytes; more where there are tiles for every warp */
     int s = 1;
     while (s < MM_WARPS && 2 * s <= w->chunks && w->bytes > share * s)
         s *= 2;

@@ -378,9 +378,9 @@ DEV void mul_bytes_half(const chunk<Q_Q8_0> &k, const xpart<Q_Q8_0, CT, ONE, tru
     }
 }
 
-/* Bytes of a warp's ring of a kernel with `extra` bytes of its own. On a multiprocessor of 228 KB three blocks of eight
- * warps for one row, two for more; no block over 99 KB. */
-constexpr int mm_ring(bool one, int extra = 0) { return ((one ? 76544 : 101248) - extra) / 8 / 16 * 16; }
+/* Bytes of a warp's ring of a kernel with `extra` bytes of its own: two blocks of eight warps on a multiprocessor of 228
+ * KB, no block over 99 KB. */
+constexpr int mm_ring(int extra = 0) { return (101248 - extra) / 8 / 16 * 16; }
 
 /* A run of products of one warp: `segments` times `per` chunks. A source says where segment i has its weights and its
  * columns, and takes its sums:
@@ -392,7 +392,7 @@ constexpr int mm_ring(bool one, int extra = 0) { return ((one ? 76544 : 101248) 
  * global memory. HALVES: float inputs, F16 and Q8_0 alone. The loop is what the whole forward waits for: everything that
  * stays the same is made before it. It must hold no load from global or local memory: such a load comes back behind all
  * copies of the multiprocessor that are on their way, which takes microseconds. */
-template <uint32_t T, int CT, int COLS, bool MANY = false, bool HALVES = T == Q_F16, int RING = mm_ring(CT == 1 && COLS == 1)>
+template <uint32_t T, int CT, int COLS, bool MANY = false, bool HALVES = T == Q_F16, int RING = mm_ring()>
 struct stream {
     static const bool one = CT == 1 && COLS == 1, far = CT > 1 && !MANY; /* one column; never in the ring */
     using L = xlay<T, HALVES>;

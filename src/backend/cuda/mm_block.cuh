@@ -7,7 +7,7 @@
 
 /* Dynamic shared memory of a block: the warps' rings; once all have run, what they share. */
 template <int CT, int COLS> union mm_room {
-    alignas(16) uint8_t ring[MM_WARPS][mm_ring(CT == 1 && COLS == 1)];
+    alignas(16) uint8_t ring[MM_WARPS][mm_ring()];
     struct {
         float part[MM_WARPS * CT * 128], room[8 * CT * 33];
     };
@@ -122,7 +122,6 @@ template <int CT, int COLS, bool FAST> DEV int mm_block(const mm_args &a, int bl
         mm_any<CT, COLS, FAST>(j, tile, warp % j.splits, a.n, lane, s->ring[warp], acc);
     else
         chain_wait();
-    chain_next(); /* not before: the next launch's weights would stand in the way of these */
     __syncthreads();
     put_part<CT>(s->part, warp, lane, acc);
     __syncthreads();
@@ -133,8 +132,7 @@ template <int CT, int COLS, bool FAST> DEV int mm_block(const mm_args &a, int bl
     return i;
 }
 
-/* Blocks of a multiprocessor that registers must allow. */
-BOTH constexpr int mm_resident(int ct, int cols) { return ct == 1 && cols == 1 ? 3 : 2; }
+enum { MM_RESIDENT = 2 }; /* blocks of a multiprocessor that registers must allow */
 
 /* Launches a kernel whose dynamic shared memory is an R. */
 template <class R, class... P, class... A>

@@ -60,16 +60,16 @@ template <class R> DEV void after_first(const phase_args &a, R *s)
 }
 
 template <int CT, int COLS, bool FAST>
-static __global__ void __launch_bounds__(MM_THREADS, FAST ? mm_resident(CT, COLS) : 2)
+static __global__ void __launch_bounds__(MM_THREADS, MM_RESIDENT)
     phase(const __grid_constant__ phase_args a)
 {
     using R = mm_room<CT, COLS>;
     GPU_DYNAMIC_SMEM(R, room);
+    chain_next();
     int b = (int)blockIdx.x;
     if (b < a.beside || a.m.when) {
         chain_wait();
         if (b < a.beside) {
-            chain_next();
             beside_block(a, b, room);
             return;
         }
