@@ -1,8 +1,8 @@
 /* experts.cu: the experts of the fused block.
  *
- *   gate_up   block (HID_TILES tiles of 16 hidden numbers, group): gate and up of the shared expert for all rows (group 0, its
- *             weights asked for early), or of a routed expert for its visits; SwiGLU; the last block of the numbers that
- *             share a scale quantises them. Half the warps make gate, half up: warp = 4 up + split
+ *   gate_up   block (some tiles of 16 hidden numbers): gate and up of the shared expert for all rows (the first blocks,
+ *             their weights asked for early), or of a routed expert for its visits; SwiGLU; the last block of the numbers
+ *             that share a scale quantises them. Half the warps make gate, half up: warp = 4 up + split
  *   down      block (16 outputs): every group's down product and the shared expert's, added in slot order, then the
  *             shared expert
  *
@@ -10,8 +10,10 @@
 #include "backend/cuda/block.cuh"
 #include "backend/cuda/mm_block.cuh"
 
-enum { HID_TILES = 2, HID_SPLITS = MM_WARPS / 2, DOWN_SPLITS = 2, SHARED_SPLITS = 4, MOST_USED = 8 };
+enum { SHARED_TILES = 2, HID_SPLITS = MM_WARPS / 2, DOWN_SPLITS = 2, SHARED_SPLITS = 4, MOST_USED = 8 };
 
+/* Tiles of a block of gate_up that makes routed numbers, whose weights are small: for one row and for more. */
+BOTH constexpr int routed_tiles(int ct, int cols) { return ct == 1 && cols == 1 ? 4 : 2; }
 /* Columns whose sums are kept. */
 BOTH constexpr int hid_columns(int ct, int cols) { return ct == 1 && cols == 1 ? 1 : 8 * ct; }
 
@@ -61,9 +63,9 @@ DEV void quantise_hidden(const gate_side &s, const int *list, int count, int ff,
 }
 
 template <int CT, int COLS> struct gate_room {
-    static const int bytes = mm_ring(768 + 4 * HID_TILES * MM_WARPS * hid_columns(CT, COLS) * TILE_ROWS);
+    static const int bytes = mm_ring(768 + 4 * routed_tiles(CT, COLS) * MM_WARPS * hid_columns(CT, COLS) * TILE_ROWS);
     alignas(16) uint8_t ring[MM_WARPS][bytes];
-    float part[HID_TILES][MM_WARPS][hid_columns(CT, COLS)][TILE_ROWS];
+    float part[routed_tiles(CT, COLS)][MM_WARPS][hid_columns(CT, COLS)][TILE_ROWS];
     int rows[MM_WARPS][BE_NARROW];
     int last;
 };
@@ -114,14 +116,15 @@ DEV void finish_hidden(const gate_args &a, const gate_side &s, R *room, const in
         quantise_hidden(s, list, count, a.ff, at * 256);
 }
 
-/* Block (tiles, 0): shared expert; (tiles, 1 + i): group i of the routed ones. */
+/* The first blocks: shared expert; then those of group 0, group 1, ... of the routed ones. */
 template <uint32_t T, int CT, int COLS, int SCOLS>
 static __global__ void __launch_bounds__(MM_THREADS, MM_RESIDENT) gate_up(const __grid_constant__ gate_args a)
 {
     using R = gate_room<CT, SCOLS>;
-    const int tiles = HID_TILES;
     GPU_DYNAMIC_SMEM(R, s);
-    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, i = (int)blockIdx.y - 1, tile0 = tiles * (int)blockIdx.x;
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, routed = (int)blockIdx.x - a.ff / TILE_ROWS / SHARED_TILES;
+    int tiles = routed < 0 ? SHARED_TILES : routed_tiles(CT, SCOLS), each = a.ff / TILE_ROWS / tiles;
+    int i = routed < 0 ? -1 : routed / each, tile0 = tiles * (routed < 0 ? (int)blockIdx.x : routed % each);
     int split = warp % HID_SPLITS, count = a.r.n;
     const int *visits = NULL;
     const gate_side &side = i < 0 ? a.shared : a.routed;
@@ -172,7 +175,7 @@ template <int CT, int COLS, int SCOLS> static void launch_gate_up(gpu *g, const 
                    : t == Q_MXFP4 ? gate_up<Q_MXFP4, CT, COLS, SCOLS>
                                   : gate_up<Q_Q8_0, CT, COLS, SCOLS>;
     mm_launch<gate_room<CT, SCOLS>>(g, "gate_up", kernel,
-                                    dim3(a.ff / TILE_ROWS / HID_TILES, most + 1), a);
+                                    a.ff / TILE_ROWS / SHARED_TILES + most * (a.ff / TILE_ROWS / routed_tiles(CT, SCOLS)), a);
 }
 
 /* --- down --- */
