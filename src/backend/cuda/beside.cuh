@@ -60,11 +60,11 @@ typedef struct query_side {
 
 enum { ROW_EACH = 2 }; /* numbers of a row for each thread: rows of up to 512 */
 
-/* row = row / sqrt(mean square + eps) * w, and the rotation of its tail at pos; v: the thread's numbers of the row, w: of
- * the norm, freq: the thread's frequency; sums: a number for each warp. In float32: some devices have hardly any float64.
- * All loads were made before, in one round trip. */
-DEV void norm_and_rotate(float *row, float (&v)[ROW_EACH], const float (&w)[ROW_EACH], int n, float eps, int pos, float freq,
-                         int rope, float *sums)
+/* row = row / sqrt(mean square + eps) * w, and the rotation of its tail at pos; v: the thread's numbers of the row, w:
+ * of the norm, freq: the thread's frequency; sums: a number for each warp. In float32: some devices have hardly any
+ * float64. All loads were made before, in one round trip. */
+DEV void norm_and_rotate(float *row, float (&v)[ROW_EACH], const float (&w)[ROW_EACH], int n, float eps, int pos,
+                         float freq, int rope, float *sums)
 {
     float sum = 0;
 #pragma unroll
@@ -129,7 +129,8 @@ DEV int own_row(const query_side &a, int seq, int p)
     return -1;
 }
 
-/* Where the input of a window's position lies: its values, its gates (ape to be added unless it comes from the ring). */
+/* Where the input of a window's position lies: its values, its gates (ape to be added unless it comes from the ring).
+ */
 typedef struct window_row {
     const float *kv, *gate, *ape;
 } window_row;
@@ -183,7 +184,8 @@ DEV void pool_row(const query_side &a, const pool_side &s, int r, float *row, wi
     __syncthreads();
 #pragma unroll
     for (int k = 0; k < ROW_EACH; k++)
-        v[k] = (int)threadIdx.x + k * MM_THREADS < d ? pool_value(rows, end - first, threadIdx.x + k * MM_THREADS) : 0.0f;
+        v[k] =
+            (int)threadIdx.x + k * MM_THREADS < d ? pool_value(rows, end - first, threadIdx.x + k * MM_THREADS) : 0.0f;
     norm_and_rotate(row, v, norm, d, a.eps, start, freq, a.rope, sums);
     if (a.sim_kv && !s.index)
         row_sim_fp8(row, d - a.rope);

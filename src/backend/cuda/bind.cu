@@ -270,8 +270,8 @@ DEV void pack_tile_block(uint32_t type, int kb, int lane, const uint32_t (&v)[2]
                                  : split_nibbles(mxfp4_codes(v[up][0]), mxfp4_codes(v[up][1])));
         break;
     case Q_Q2_K:
-        put32(to + 512 * (kb / 4) + 16 * lane + 4 * (kb % 4),
-              pairs_q2(v[0][0], v[0][1]) | pairs_q2(v[1][0], v[1][1]) << 16);
+        put32(to + 512 * (kb / 4) + 16 * lane + 4 * (kb % 4), pairs_q2(v[0][0], v[0][1]) | pairs_q2(v[1][0], v[1][1])
+                                                                                               << 16);
         break;
     default: {
         uint32_t sel[3] = {iq2_codes(v[0][0]), iq2_codes(v[1][0]), iq2_codes(v[0][1])}, last = iq2_codes(v[1][1]);
@@ -366,7 +366,8 @@ static void send_float(gpu *g, const be_weight *w, uint8_t *to, int64_t stride, 
     }
 }
 
-/* Raw rows in device memory, a multiple of TILE_ROWS of them, into tiles; `units` has room for them as rows of units. */
+/* Raw rows in device memory, a multiple of TILE_ROWS of them, into tiles; `units` has room for them as rows of units.
+ */
 static void tile_rows(gpu *g, const be_weight *w, const uint8_t *raw, uint8_t *units, uint8_t *to, int64_t rows)
 {
     tile_job j = {raw, to, (int64_t)w->row_bytes, w->type, (int)w->ne0, g->grid};
@@ -379,10 +380,7 @@ static void tile_rows(gpu *g, const be_weight *w, const uint8_t *raw, uint8_t *u
     GPU_LAUNCH(g, pack_tiles, (unsigned)(rows / TILE_ROWS * (w->ne0 / tile_inputs(w->type))), GPU_WARP, 0, j);
 }
 
-size_t gpu_pack_room(const be_weight *w, int64_t rows)
-{
-    return (size_t)(unit_row_bytes(w->type, w->ne0) * rows);
-}
+size_t gpu_pack_room(const be_weight *w, int64_t rows) { return (size_t)(unit_row_bytes(w->type, w->ne0) * rows); }
 
 void gpu_pack_rows(gpu *g, const be_weight *w, const uint8_t *raw, uint8_t *units, uint8_t *to, int64_t first,
                    int64_t rows)

@@ -13,8 +13,9 @@
  *   12 gate_up      shared and routed experts
  *   13 down         the same, added
  *
- * The sublayer's last step (streams = post out + comb streams) is left to launch 1 of what follows: gpu_settle for other
- * operations. Forwards of more than BE_NARROW rows run in slices, so that their rows have the bits of narrow ones. */
+ * The sublayer's last step (streams = post out + comb streams) is left to launch 1 of what follows: gpu_settle for
+ * other operations. Forwards of more than BE_NARROW rows run in slices, so that their rows have the bits of narrow
+ * ones. */
 #include "backend/cuda/block.cuh"
 
 typedef struct cutter {
@@ -120,8 +121,8 @@ static bool attention_fits(const gpu *g, const be_block *w, const be_place *p)
     if (p->ratio == 4 && (!dense(&w->index_comp.kv, true) || !dense(&w->index_comp.gate, true) ||
                           !dense(&w->index_proj, true) || !dense(&w->index_q_b, true)))
         return false;
-    return w->q_a.ne1 % 128 == 0 && m->group_rank % 32 == 0 &&
-           m->heads * m->head_dim % m->groups == 0 && w->comp.kv.ne1 <= 2 * m->head_dim && m->idx_dim % 32 == 0;
+    return w->q_a.ne1 % 128 == 0 && m->group_rank % 32 == 0 && m->heads * m->head_dim % m->groups == 0 &&
+           w->comp.kv.ne1 <= 2 * m->head_dim && m->idx_dim % 32 == 0;
 }
 
 /* --- order --- */

@@ -19,19 +19,19 @@ typedef struct visit_groups {
 
 /* Device intermediates of a slice of at most BE_NARROW rows; one piece of scratch (G_BLOCK). */
 typedef struct block_room {
-    float *mix, *out;   /* [GPU_MAX_ROWS][24], [GPU_MAX_ROWS][d]: outlive the block until the streams are finished */
-    float *part;        /* hyper_dots */
-    mm_forms x;         /* input of a sublayer */
+    float *mix, *out; /* [GPU_MAX_ROWS][24], [GPU_MAX_ROWS][d]: outlive the block until the streams are finished */
+    float *part;      /* hyper_dots */
+    mm_forms x;       /* input of a sublayer */
     float *qa, *kv, *comp_kv, *comp_gate, *index_kv, *index_gate, *index_w, *q, *index_q;
-    mm_forms qn;        /* normed query rank: int8 and halves */
+    mm_forms qn; /* normed query rank: int8 and halves */
     int32_t *sel;
-    qrows attn, low;    /* attention result; out_a's */
+    qrows attn, low;         /* attention result; out_a's */
     float *logits, *weights; /* router [n][E]; [n][used] */
-    int32_t *ids;       /* [n][used] */
+    int32_t *ids;            /* [n][used] */
     visit_groups *groups;
     float *hidden, *shidden; /* [visits][F], [n][F] */
-    qrows mid, smid;    /* quantised: routed by visit, shared by row */
-    int *counters;      /* zero between launches */
+    qrows mid, smid;         /* quantised: routed by visit, shared by row */
+    int *counters;           /* zero between launches */
 } block_room;
 
 enum { COUNT_QA = 0, COUNT_ROUTER = 1, COUNT_SHARED = 8 /* [F / 32] */ };

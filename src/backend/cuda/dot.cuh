@@ -115,8 +115,7 @@ DEV void dot_float(const wview &w, const wrow &row, const aview &a, const rowset
 
 /* Quantised weights against float32. */
 template <int N>
-DEV void dot_decoded(const wview &w, const wrow &row, const aview &a, const rowset<N> &rows, int lane,
-                     float (&acc)[N])
+DEV void dot_decoded(const wview &w, const wrow &row, const aview &a, const rowset<N> &rows, int lane, float (&acc)[N])
 {
 #pragma unroll 1
     for (int u = lane; u < w.ne0 / 32; u += 32) {
@@ -130,8 +129,8 @@ DEV void dot_decoded(const wview &w, const wrow &row, const aview &a, const rows
     }
 }
 
-/* acc[i] = weight row . activation row rows.r[i] in the form that `a` was made for; every lane gets the sums. Weights in
- * tiles are read slowly here: tensor cores (mm.cuh) are their path. */
+/* acc[i] = weight row . activation row rows.r[i] in the form that `a` was made for; every lane gets the sums. Weights
+ * in tiles are read slowly here: tensor cores (mm.cuh) are their path. */
 template <int N, bool EXACT>
 DEV void dot_rows(const wview &w, const wrow &row, const aview &a, const rowset<N> &rows, int lane, float (&acc)[N])
 {

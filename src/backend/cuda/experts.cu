@@ -1,10 +1,9 @@
 /* experts.cu: the experts of the fused block.
  *
  *   gate_up   block (some tiles of 16 hidden numbers): gate and up of the shared expert for all rows (the first blocks,
- *             their weights asked for early), or of a routed expert for its visits; SwiGLU; the last block of the numbers
- *             that share a scale quantises them. Half the warps make gate, half up: warp = 4 up + split
- *   down      block (16 outputs): every group's down product and the shared expert's, added in slot order, then the
- *             shared expert
+ *             their weights asked for early), or of a routed expert for its visits; SwiGLU; the last block of the
+ * numbers that share a scale quantises them. Half the warps make gate, half up: warp = 4 up + split down      block (16
+ * outputs): every group's down product and the shared expert's, added in slot order, then the shared expert
  *
  * A warp streams its share of all its tiles, or of all its experts, without a pause between them. */
 #include "backend/cuda/block.cuh"
@@ -95,8 +94,8 @@ template <int CT, class R> struct gate_source {
 
 /* Sums, SwiGLU, and int8 once all that share a scale are there. */
 template <class R>
-DEV void finish_hidden(const gate_args &a, const gate_side &s, R *room, const int *list, int count, int group, int tile0,
-                       int tiles)
+DEV void finish_hidden(const gate_args &a, const gate_side &s, R *room, const int *list, int count, int group,
+                       int tile0, int tiles)
 {
 #pragma unroll 1
     for (int v = threadIdx.x; v < tiles * TILE_ROWS * count; v += MM_THREADS) {
@@ -130,8 +129,9 @@ static __global__ void __launch_bounds__(MM_THREADS, MM_RESIDENT) gate_up(const 
     const gate_side &side = i < 0 ? a.shared : a.routed;
     const tiled &w = warp < HID_SPLITS ? side.gate : side.up;
     int from = w.chunks * split / HID_SPLITS, per = w.chunks * (split + 1) / HID_SPLITS - from;
-    gate_source<CT, R> src = {side.x, w.p + tile0 * w.bytes + from * tile_chunk_bytes(w.type), w.bytes, {NULL, count, 0},
-                              from,   warp, lane, s};
+    gate_source<CT, R> src = {
+        side.x, w.p + tile0 * w.bytes + from * tile_chunk_bytes(w.type), w.bytes, {NULL, count, 0}, from, warp, lane,
+        s};
     if (i < 0) {
         stream<Q_Q8_0, CT, SCOLS, false, false, R::bytes> run;
         run.open(s->ring[warp], lane);
@@ -142,7 +142,8 @@ static __global__ void __launch_bounds__(MM_THREADS, MM_RESIDENT) gate_up(const 
     } else {
         chain_wait();
         const visit_group *group = &a.groups->group[i];
-        int expert = group->expert, groups = a.groups->count, mine = group->visit[lane % BE_NARROW]; /* one round trip */
+        int expert = group->expert, groups = a.groups->count,
+            mine = group->visit[lane % BE_NARROW]; /* one round trip */
         count = group->count;
         visits = group->visit;
         if (i >= groups)
@@ -174,8 +175,8 @@ template <int CT, int COLS, int SCOLS> static void launch_gate_up(gpu *g, const 
                    : t == Q_Q4_K  ? gate_up<Q_Q4_K, CT, COLS, SCOLS>
                    : t == Q_MXFP4 ? gate_up<Q_MXFP4, CT, COLS, SCOLS>
                                   : gate_up<Q_Q8_0, CT, COLS, SCOLS>;
-    mm_launch<gate_room<CT, SCOLS>>(g, "gate_up", kernel,
-                                    a.ff / TILE_ROWS / SHARED_TILES + most * (a.ff / TILE_ROWS / routed_tiles(CT, SCOLS)), a);
+    mm_launch<gate_room<CT, SCOLS>>(
+        g, "gate_up", kernel, a.ff / TILE_ROWS / SHARED_TILES + most * (a.ff / TILE_ROWS / routed_tiles(CT, SCOLS)), a);
 }
 
 /* --- down --- */
@@ -321,11 +322,11 @@ void gpu_phase_experts(gpu *g, const nrows &r, const be_block *w, const be_place
     const be_dims *m = &g->base.dims;
     int most = r.n * m->used < m->experts ? r.n * m->used : m->experts, *counters = k->counters + COUNT_SHARED;
     gate_args a = {};
-    a.shared = gate_side{gpu_tiled(&w->gate_sh), gpu_tiled(&w->up_sh), {k->x.q32, {}}, k->shidden, k->smid, counters,
-                         p->sclamp};
+    a.shared = gate_side{
+        gpu_tiled(&w->gate_sh), gpu_tiled(&w->up_sh), {k->x.q32, {}}, k->shidden, k->smid, counters, p->sclamp};
     qrows x = unit_group(w->gate_exps.type) == 32 ? k->x.q32 : k->x.q256;
-    a.routed = gate_side{gpu_tiled(&w->gate_exps), gpu_tiled(&w->up_exps), {x, {}}, k->hidden, k->mid,
-                         counters + m->ff / 256, p->clamp};
+    a.routed = gate_side{
+        gpu_tiled(&w->gate_exps), gpu_tiled(&w->up_exps), {x, {}}, k->hidden, k->mid, counters + m->ff / 256, p->clamp};
     a.r = r, a.groups = k->groups, a.weights = k->weights, a.used = m->used, a.ff = m->ff;
     down_args d = {};
     d.r = r;
@@ -341,10 +342,7 @@ void gpu_phase_experts(gpu *g, const nrows &r, const be_block *w, const be_place
         run_experts<2, 4, 1>(g, a, d, most);
 }
 
-static bool expert_type(const be_weight *w)
-{
-    return gpu_is_tiled(w) && w->type != Q_F16;
-}
+static bool expert_type(const be_weight *w) { return gpu_is_tiled(w) && w->type != Q_F16; }
 
 bool gpu_experts_fit(const gpu *g, const be_block *w)
 {
@@ -356,6 +354,6 @@ bool gpu_experts_fit(const gpu *g, const be_block *w)
     bool router = gpu_is_tiled(&w->router) && (w->router.type == Q_F16 || w->router.type == Q_Q8_0);
     return router && expert_type(&w->gate_exps) && w->up_exps.type == w->gate_exps.type && expert_type(&w->down_exps) &&
            m->experts <= BLOCK_EXPERTS && m->used <= MOST_USED && m->ff % 256 == 0 && m->d % 256 == 0 &&
-           g->smem_most >= sizeof(down_room<1, 6>) &&
-           g->smem_most >= sizeof(down_room<2, 1>) && g->smem_most >= sizeof(gate_room<1, 6>);
+           g->smem_most >= sizeof(down_room<1, 6>) && g->smem_most >= sizeof(down_room<2, 1>) &&
+           g->smem_most >= sizeof(gate_room<1, 6>);
 }

@@ -1,13 +1,12 @@
 /* hyper.cu: the hyper-connection between two sublayers of the fused block, in two launches.
  *
- *   hyper_dots   finishes the sublayer before (streams[k] = post[k] out + sum_j comb[j][k] streams[j]), then the partial
- *                sums of what comes next: fn . streams and the products of the streams with each other
- *   hyper_mix    adds the parts, makes pre and post, x = rmsw(sum_s pre[s] streams[s], norm) in the forms that the next
- *                products take. The sum of squares of the weighted sum follows from the streams' products, so that no
- *                block needs another's columns.
+ *   hyper_dots   finishes the sublayer before (streams[k] = post[k] out + sum_j comb[j][k] streams[j]), then the
+ * partial sums of what comes next: fn . streams and the products of the streams with each other hyper_mix    adds the
+ * parts, makes pre and post, x = rmsw(sum_s pre[s] streams[s], norm) in the forms that the next products take. The sum
+ * of squares of the weighted sum follows from the streams' products, so that no block needs another's columns.
  *
- * The Sinkhorn part of the mix (comb) is needed only at the end of the sublayer: hyper_comb, in a block of its own beside
- * the next products. */
+ * The Sinkhorn part of the mix (comb) is needed only at the end of the sublayer: hyper_comb, in a block of its own
+ * beside the next products. */
 #include "backend/cuda/block.cuh"
 #include "backend/cuda/row.cuh"
 

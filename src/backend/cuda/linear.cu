@@ -1,5 +1,5 @@
-/* linear.cu: several independent products over the same rows. Weights in tiles meet int8 or split halves on tensor cores
- * (mm.cu). Others, and all against float32 activations: a warp makes one output of every row. */
+/* linear.cu: several independent products over the same rows. Weights in tiles meet int8 or split halves on tensor
+ * cores (mm.cu). Others, and all against float32 activations: a warp makes one output of every row. */
 #include "backend/cuda/dot.cuh"
 #include "backend/cuda/products.cuh"
 

@@ -4,9 +4,9 @@
  * chunk int8 products are exact integers. Column c of column tile ct is activation row 8 ct + c; unused columns repeat
  * the last one and are not stored.
  *
- * A warp streams its chunks, and the columns' numbers that meet them, through a ring of its own in shared memory, filled
- * by asynchronous copies. Weights are asked for before the launch waits for the one before it. The columns must not be
- * loaded when they are needed: their requests would stand behind all the weights on their way.
+ * A warp streams its chunks, and the columns' numbers that meet them, through a ring of its own in shared memory,
+ * filled by asynchronous copies. Weights are asked for before the launch waits for the one before it. The columns must
+ * not be loaded when they are needed: their requests would stand behind all the weights on their way.
  *
  *   mm_columns  where the columns are
  *   chunk<T>    what a lane needs of a chunk, from the ring
@@ -79,7 +79,8 @@ typedef struct mm_columns {
 
 DEV int column_row(const mm_columns &c, int col) { return c.rows ? c.rows[col] : col; }
 
-template <uint32_t T> struct chunk {};
+template <uint32_t T> struct chunk {
+};
 
 template <> struct chunk<Q_Q8_0> {
     uint4 q[4];
@@ -195,8 +196,8 @@ template <bool ONE> DEV void scale_add(float (&acc)[4], float d0, float d1, floa
 template <uint32_t T, bool HALVES> struct xlay {
     static const bool small = T == Q_Q8_0 || T == Q_MXFP4;
     static const bool mins = T == Q_Q2_K || T == Q_Q4_K;
-    static const int blocks = small ? 4 : 8;                          /* of 32 */
-    static const int per = HALVES ? (T == Q_F16 ? 4 : 8) : blocks;    /* a lane's loads */
+    static const int blocks = small ? 4 : 8;                                 /* of 32 */
+    static const int per = HALVES ? (T == Q_F16 ? 4 : 8) : blocks;           /* a lane's loads */
     static const int pieces = HALVES ? 4 * per : small ? 9 : mins ? 18 : 16; /* copies of 16 bytes */
     static const int row = HALVES ? 64 * per + 64 : small ? 160 : 288;
     static const int bytes = row + (HALVES || small ? 0 : 4); /* of a row, its scale apart included */
@@ -305,7 +306,8 @@ DEV void mul_large(const chunk<T> &k, const xpart<T, CT, ONE, false> &x, float (
         uint32_t m0 = k.m[0], m1 = k.m[1];
         m0 = (m0 & 15) | (m0 & 0xf0) << 4 | (m0 & 0xf00) << 8 | (m0 & 0xf000) << 12;
         m1 = (m1 & 15) | (m1 & 0xf0) << 4 | (m1 & 0xf00) << 8 | (m1 & 0xf000) << 12;
-        mul_mins<T, CT, ONE>(m0, m1, half_value((uint16_t)(k.d[0] >> 16)), half_value((uint16_t)(k.d[1] >> 16)), x, acc);
+        mul_mins<T, CT, ONE>(m0, m1, half_value((uint16_t)(k.d[0] >> 16)), half_value((uint16_t)(k.d[1] >> 16)), x,
+                             acc);
     }
 }
 
@@ -316,7 +318,8 @@ DEV void mins_q4(const chunk<Q_Q4_K> &k, int t, const xpart<Q_Q4_K, CT, ONE, fal
     uint32_t w0 = t == 0 ? k.s[0] : t == 1 ? k.s[2] : t == 2 ? k.s[4] : k.s[6];
     uint32_t w1 = t == 0 ? k.s[1] : t == 1 ? k.s[3] : t == 2 ? k.s[5] : k.s[7];
     uint32_t m0 = __byte_perm(w0, 0, 0x3311u), m1 = __byte_perm(w1, 0, 0x3311u);
-    mul_mins<Q_Q4_K, CT, ONE>(m0, m1, half_value((uint16_t)(k.d[0] >> 16)), half_value((uint16_t)(k.d[1] >> 16)), x, acc);
+    mul_mins<Q_Q4_K, CT, ONE>(m0, m1, half_value((uint16_t)(k.d[0] >> 16)), half_value((uint16_t)(k.d[1] >> 16)), x,
+                              acc);
 }
 
 /* Four int8 as two words of halves; exact. */
@@ -378,8 +381,8 @@ DEV void mul_bytes_half(const chunk<Q_Q8_0> &k, const xpart<Q_Q8_0, CT, ONE, tru
     }
 }
 
-/* Bytes of a warp's ring of a kernel with `extra` bytes of its own: two blocks of eight warps on a multiprocessor of 228
- * KB, no block over 99 KB. */
+/* Bytes of a warp's ring of a kernel with `extra` bytes of its own: two blocks of eight warps on a multiprocessor of
+ * 228 KB, no block over 99 KB. */
 constexpr int mm_ring(int extra = 0) { return (101248 - extra) / 8 / 16 * 16; }
 
 /* A run of products of one warp: `segments` times `per` chunks. A source says where segment i has its weights and its
@@ -388,10 +391,10 @@ constexpr int mm_ring(int extra = 0) { return (101248 - extra) / 8 / 16 * 16; }
  *   const uint8_t *weights(int i)   mm_columns columns(int i)   int first(int i): the product's chunk that comes first
  *   void take(int i, float (&acc)[CT][4])
  *
- * COLS: columns that the ring has room for, the most that come if CT = 1 and not MANY; products with more read theirs from
- * global memory. HALVES: float inputs, F16 and Q8_0 alone. The loop is what the whole forward waits for: everything that
- * stays the same is made before it. It must hold no load from global or local memory: such a load comes back behind all
- * copies of the multiprocessor that are on their way, which takes microseconds. */
+ * COLS: columns that the ring has room for, the most that come if CT = 1 and not MANY; products with more read theirs
+ * from global memory. HALVES: float inputs, F16 and Q8_0 alone. The loop is what the whole forward waits for:
+ * everything that stays the same is made before it. It must hold no load from global or local memory: such a load comes
+ * back behind all copies of the multiprocessor that are on their way, which takes microseconds. */
 template <uint32_t T, int CT, int COLS, bool MANY = false, bool HALVES = T == Q_F16, int RING = mm_ring()>
 struct stream {
     static const bool one = CT == 1 && COLS == 1, far = CT > 1 && !MANY; /* one column; never in the ring */
@@ -404,9 +407,9 @@ struct stream {
 
     uint8_t *ring;
     int lane;
-    const uint8_t *wp;        /* next weights, the lane's first 16 bytes */
-    const char *xp[copies];   /* next pieces of columns */
-    const float *dp;          /* next scale */
+    const uint8_t *wp;            /* next weights, the lane's first 16 bytes */
+    const char *xp[copies];       /* next pieces of columns */
+    const float *dp;              /* next scale */
     int to[copies], step[copies]; /* their places in a slot (negative: none), bytes from chunk to chunk */
 
     DEV_MEMBER void open(uint8_t *r, int l) { ring = r, lane = l; }
@@ -434,9 +437,9 @@ struct stream {
             } else {
                 int from = row * in.q.ld + c.offset + 32 * L::blocks * first;
                 bool extra = k >= 2 * L::blocks;
-                xp[j] = !extra       ? (const char *)(in.q.q + from + 16 * k)
-                        : L::small   ? (const char *)(in.q.d + from / 32)
-                                     : (const char *)(in.q.sum + from / 16 + 8 * (k - 2 * L::blocks));
+                xp[j] = !extra     ? (const char *)(in.q.q + from + 16 * k)
+                        : L::small ? (const char *)(in.q.d + from / 32)
+                                   : (const char *)(in.q.sum + from / 16 + 8 * (k - 2 * L::blocks));
                 step[j] = !extra ? 32 * L::blocks : L::small ? 16 : 32;
             }
         }
@@ -511,7 +514,8 @@ struct stream {
             if constexpr (HALVES) {
 #pragma unroll
                 for (int i = 0; i < L::per; i++)
-                    k.h[ct][i] = reinterpret_cast<const uint4 *>(x)[T == Q_F16 ? 4 * i + t : 8 * (i / 2) + 2 * t + i % 2];
+                    k.h[ct][i] =
+                        reinterpret_cast<const uint4 *>(x)[T == Q_F16 ? 4 * i + t : 8 * (i / 2) + 2 * t + i % 2];
             } else {
 #pragma unroll
                 for (int i = 0; i < L::blocks; i++)

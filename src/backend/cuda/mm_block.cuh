@@ -1,5 +1,5 @@
-/* mm_block.cuh: what a block of MM_WARPS warps does with a job of products.cuh. Kernels come in three instances, for 1, up
- * to MM_COLUMNS and up to 16 rows: CT column tiles, rings with room for COLS columns: <1, 1>, <1, 6>, <2, 1>. */
+/* mm_block.cuh: what a block of MM_WARPS warps does with a job of products.cuh. Kernels come in three instances, for 1,
+ * up to MM_COLUMNS and up to 16 rows: CT column tiles, rings with room for COLS columns: <1, 1>, <1, 6>, <2, 1>. */
 #ifndef DS4_BACKEND_CUDA_MM_BLOCK_CUH
 #define DS4_BACKEND_CUDA_MM_BLOCK_CUH
 

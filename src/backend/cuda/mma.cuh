@@ -6,9 +6,11 @@
 #include "backend/cuda/num.cuh"
 
 /* Fragments, lane = 4 g + t. c[0], c[1]: row g, columns 2t, 2t+1; c[2], c[3]: row g + 8.
- * k32 int8: a[0] row g, k = 4t..4t+3; a[1] row g+8; a[2], a[3] the same with k + 16; b[0] column g, k = 4t..4t+3; b[1] k +
+ * k32 int8: a[0] row g, k = 4t..4t+3; a[1] row g+8; a[2], a[3] the same with k + 16; b[0] column g, k = 4t..4t+3; b[1]
+ * k +
  * 16. k16 int8: a[0], a[1], b as the first halves of these.
- * k16 half: a[0] row g, k = 2t, 2t+1; a[1] row g+8; a[2], a[3] the same with k + 8; b[0] column g, k = 2t, 2t+1; b[1] k + 8. */
+ * k16 half: a[0] row g, k = 2t, 2t+1; a[1] row g+8; a[2], a[3] the same with k + 8; b[0] column g, k = 2t, 2t+1; b[1] k
+ * + 8. */
 DEV void mma_s8_k32(int (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
 {
 #if defined(__CUDA_ARCH__)

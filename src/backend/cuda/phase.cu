@@ -1,5 +1,5 @@
-/* phase.cu: products of the fused block with what goes beside them, all in one kernel: its code stays near from phase to
- * phase.
+/* phase.cu: products of the fused block with what goes beside them, all in one kernel: its code stays near from phase
+ * to phase.
  *
  *   input   beside: Sinkhorn of the connection. After the query rank: its norm and forms
  *   query   beside: KV rows finished and stored; compressor inputs stored, windows pooled
@@ -60,8 +60,7 @@ template <class R> DEV void after_first(const phase_args &a, R *s)
 }
 
 template <int CT, int COLS, bool FAST>
-static __global__ void __launch_bounds__(MM_THREADS, MM_RESIDENT)
-    phase(const __grid_constant__ phase_args a)
+static __global__ void __launch_bounds__(MM_THREADS, MM_RESIDENT) phase(const __grid_constant__ phase_args a)
 {
     using R = mm_room<CT, COLS>;
     GPU_DYNAMIC_SMEM(R, room);
@@ -164,8 +163,8 @@ void gpu_phase_query(gpu *g, const nrows &r, const be_block *w, const be_place *
         q->side[q->sides++] =
             pool_side{k->comp_kv, k->comp_gate, w->comp.ape, w->comp.norm, *p->comp_in, *p->comp, false};
     if (p->ratio == 4)
-        q->side[q->sides++] = pool_side{k->index_kv,  k->index_gate, w->index_comp.ape, w->index_comp.norm,
-                                        *p->index_in, *p->index,     true};
+        q->side[q->sides++] =
+            pool_side{k->index_kv, k->index_gate, w->index_comp.ape, w->index_comp.norm, *p->index_in, *p->index, true};
     q->ratio = p->ratio, q->dim = m->head_dim, q->rope = m->rope_dim, q->eps = m->rms_eps;
     q->sim_kv = p->sim_kv, q->sim_index = p->sim_index;
     a.beside = r.n * (1 + q->sides);
@@ -183,7 +182,8 @@ void gpu_phase_route(gpu *g, const nrows &r, const be_block *w, const block_room
     a.kind = PHASE_ROUTE;
     set_comb(g, &a, k);
     a.counter = k->counters + COUNT_ROUTER;
-    a.choose = choose_side{r,         k->logits,       w->router_bias, w->tid2eid,    k->ids, k->weights, m->route_scale,
-                           k->groups, (int)m->experts, (int)m->used,   (int)m->vocab, g->fault};
+    a.choose =
+        choose_side{r,         k->logits,       w->router_bias, w->tid2eid,    k->ids,  k->weights, m->route_scale,
+                    k->groups, (int)m->experts, (int)m->used,   (int)m->vocab, g->fault};
     run(g, &a);
 }

@@ -26,8 +26,8 @@ tiled gpu_tiled(const be_weight *w);
 typedef struct mm_job {
     tiled w;
     mm_input x;
-    float *y;        /* [n][ldy], or */
-    qrows out;       /* int8 rows with a scale per 32, when out.q is not NULL (blocks then make 32 outputs at least) */
+    float *y;  /* [n][ldy], or */
+    qrows out; /* int8 rows with a scale per 32, when out.q is not NULL (blocks then make 32 outputs at least) */
     int ldy;
     int group_tiles; /* tiles that share one group of inputs; group p sees inputs p * ne0 .. */
     int splits;      /* warps that share a tile; set by mm_plan */

@@ -12,12 +12,11 @@
  *                    low 16 bits, second half in the high | [lane] exponent bytes of rows g, g+8 in block t
  *   Q4_K     256     4 x [lane] (block 2h: row g, row g+8, block 2h+1: the same), low nibbles first half, high nibbles
  *                    second | [lane] rows g, g+8: (scale, min) bytes of blocks 2t, 2t+1 | [16] halves (d, dmin)
- *   Q2_K     256     2 x [lane] four blocks' words: bits 0-15 row g, 16-31 row g+8; pairs at 4i first half, at 4i+2 second
- *                    | [16][2] scale nibbles of the eight blocks, by half of the block | [16][4] min nibbles 4t..4t+3
- *                    | [16] halves (d, dmin)
- *   IQ2_XXS  256     3 x [lane] 12 words for 8 blocks: two blocks are six 16-bit selectors of 3-bit codes (level 0..2 for
- *                    8, 25, 43; 4 = negative), the fourth selector of a block in the spare bits of its three
- *                    | [16] nibbles of the eight blocks' scales | [16] half d
+ *   Q2_K     256     2 x [lane] four blocks' words: bits 0-15 row g, 16-31 row g+8; pairs at 4i first half, at 4i+2
+ * second | [16][2] scale nibbles of the eight blocks, by half of the block | [16][4] min nibbles 4t..4t+3 | [16] halves
+ * (d, dmin) IQ2_XXS  256     3 x [lane] 12 words for 8 blocks: two blocks are six 16-bit selectors of 3-bit codes
+ * (level 0..2 for 8, 25, 43; 4 = negative), the fourth selector of a block in the spare bits of its three | [16]
+ * nibbles of the eight blocks' scales | [16] half d
  *
  * IQ2_XXS takes 1.55 times the bytes of the file so that decoding needs no table; values are the same. */
 #ifndef DS4_BACKEND_CUDA_TILE_CUH
@@ -30,10 +29,10 @@ enum { TILE_ROWS = 16 };
 /* Inputs of a chunk; 0: the type has no tiles. */
 BOTH constexpr int tile_inputs(uint32_t type)
 {
-    return type == Q_Q8_0 || type == Q_MXFP4                            ? 128
-           : type == Q_F16                                             ? 64
-           : type == Q_Q4_K || type == Q_Q2_K || type == Q_IQ2_XXS     ? 256
-                                                                       : 0;
+    return type == Q_Q8_0 || type == Q_MXFP4                       ? 128
+           : type == Q_F16                                         ? 64
+           : type == Q_Q4_K || type == Q_Q2_K || type == Q_IQ2_XXS ? 256
+                                                                   : 0;
 }
 
 BOTH constexpr int tile_chunk_bytes(uint32_t type)
