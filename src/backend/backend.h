@@ -173,7 +173,7 @@ typedef struct backend_ops {
     /* Fills w->data for a matrix described by the other members; its bytes lie at w->host in the file's layout. */
     int (*bind)(backend *b, be_weight *w, ds4_err *e);
     /* (optional) Bytes of device memory that bind takes for such a matrix. NULL: none, it goes on using w->host. */
-    size_t (*weight_bytes)(const be_weight *w);
+    size_t (*weight_bytes)(backend *b, const be_weight *w);
     /* (optional) The device's memory: free now, in all, and what operations on sequences of ctx tokens will take of it
      * without being asked (dims must be set). NULL: there is none but the host's, which is shared with files. */
     int (*memory)(backend *b, int ctx, size_t *free_bytes, size_t *total, size_t *own, ds4_err *e);

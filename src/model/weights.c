@@ -149,7 +149,7 @@ static int take_matrix(binder *k, const char *name, int64_t ne0, int64_t ne1, in
                        .host = t->data,
                        .row_bytes = quant_row_bytes(t->type, (uint64_t)ne0)};
     if (k->p->plan)
-        *k->p->plan += k->b->op->weight_bytes ? k->b->op->weight_bytes(out) : 0;
+        *k->p->plan += k->b->op->weight_bytes ? k->b->op->weight_bytes(k->b, out) : 0;
     else
         return t->data ? bind_matrix(k, t, out, e) : make_matrix(k, out, e);
     return 0;

@@ -385,7 +385,7 @@ size_t gpu_pack_room(const be_weight *w, int64_t rows) { return (size_t)(unit_ro
 void gpu_pack_rows(gpu *g, const be_weight *w, const uint8_t *raw, uint8_t *units, uint8_t *to, int64_t first,
                    int64_t rows)
 {
-    if (tile_fits(w->type, w->ne0, w->ne1)) {
+    if (gpu_is_tiled(g, w)) {
         tile_rows(g, w, raw, units, to + first / TILE_ROWS * tile_bytes(w->type, w->ne0), rows);
         return;
     }
@@ -404,7 +404,7 @@ void gpu_pack_rows(gpu *g, const be_weight *w, const uint8_t *raw, uint8_t *unit
 static void send_packed(gpu *g, const be_weight *w, uint8_t *to, int64_t rows)
 {
     size_t row = w->row_bytes;
-    bool tiled = tile_fits(w->type, w->ne0, w->ne1);
+    bool tiled = gpu_is_tiled(g, w);
     for (int64_t o = 0, count; o < rows; o += count) {
         size_t room;
         int64_t left = rows - o;
@@ -426,11 +426,11 @@ static void send_packed(gpu *g, const be_weight *w, uint8_t *to, int64_t rows)
     }
 }
 
-size_t gpu_weight_bytes(const be_weight *w)
+size_t gpu_weight_bytes(backend *b, const be_weight *w)
 {
     int64_t rows = w->ne1 * w->ne2;
-    return (size_t)(tile_fits(w->type, w->ne0, w->ne1) ? rows / TILE_ROWS * tile_bytes(w->type, w->ne0)
-                                                       : rows * unit_row_bytes(w->type, w->ne0));
+    return (size_t)(gpu_is_tiled(gpu_of(b), w) ? rows / TILE_ROWS * tile_bytes(w->type, w->ne0)
+                                               : rows * unit_row_bytes(w->type, w->ne0));
 }
 
 int gpu_bind(backend *b, be_weight *w, ds4_err *e)
@@ -447,8 +447,8 @@ int gpu_bind(backend *b, be_weight *w, ds4_err *e)
     int64_t stride = unit_row_bytes(w->type, w->ne0), rows, bytes;
     if (__builtin_mul_overflow(w->ne1, w->ne2, &rows) || __builtin_mul_overflow(rows, 2 * stride, &bytes))
         return ds4_fail(e, DS4_EMODEL, "tensor %s: its size overflows", w->name);
-    uint8_t *to = (uint8_t *)gpu_alloc(g, gpu_weight_bytes(w));
-    if (to && unit_is_float(w->type) && !tile_fits(w->type, w->ne0, w->ne1))
+    uint8_t *to = (uint8_t *)gpu_alloc(g, gpu_weight_bytes(b, w));
+    if (to && unit_is_float(w->type) && !gpu_is_tiled(g, w))
         send_float(g, w, to, stride, rows);
     else if (to)
         send_packed(g, w, to, rows);

@@ -105,21 +105,21 @@ static bool get_room(gpu *g, int rank, block_room *k)
 
 /* --- what has kernels --- */
 
-static bool dense(const be_weight *w, bool half)
+static bool dense(const gpu *g, const be_weight *w, bool half)
 {
-    return gpu_is_tiled(w) && (unit_group(w->type) == 32 || (half && w->type == Q_F16));
+    return gpu_is_tiled(g, w) && (unit_group(w->type) == 32 || (half && w->type == Q_F16));
 }
 
 static bool attention_fits(const gpu *g, const be_block *w, const be_place *p)
 {
     const be_dims *m = &g->base.dims;
-    if (!gpu_attend_fits(g) || !dense(&w->q_a, true) || !dense(&w->kv, true) || !dense(&w->q_b, false) ||
-        !dense(&w->out_a, false) || !dense(&w->out_b, false))
+    if (!gpu_attend_fits(g) || !dense(g, &w->q_a, true) || !dense(g, &w->kv, true) || !dense(g, &w->q_b, false) ||
+        !dense(g, &w->out_a, false) || !dense(g, &w->out_b, false))
         return false;
-    if (p->ratio && (!dense(&w->comp.kv, true) || !dense(&w->comp.gate, true) || p->ratio > 128))
+    if (p->ratio && (!dense(g, &w->comp.kv, true) || !dense(g, &w->comp.gate, true) || p->ratio > 128))
         return false;
-    if (p->ratio == 4 && (!dense(&w->index_comp.kv, true) || !dense(&w->index_comp.gate, true) ||
-                          !dense(&w->index_proj, true) || !dense(&w->index_q_b, true)))
+    if (p->ratio == 4 && (!dense(g, &w->index_comp.kv, true) || !dense(g, &w->index_comp.gate, true) ||
+                          !dense(g, &w->index_proj, true) || !dense(g, &w->index_q_b, true)))
         return false;
     return w->q_a.ne1 % 128 == 0 && m->group_rank % 32 == 0 && m->heads * m->head_dim % m->groups == 0 &&
            w->comp.kv.ne1 <= 2 * m->head_dim && m->idx_dim % 32 == 0;

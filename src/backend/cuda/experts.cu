@@ -342,18 +342,18 @@ void gpu_phase_experts(gpu *g, const nrows &r, const be_block *w, const be_place
         run_experts<2, 4, 1>(g, a, d, most);
 }
 
-static bool expert_type(const be_weight *w) { return gpu_is_tiled(w) && w->type != Q_F16; }
+static bool expert_type(const gpu *g, const be_weight *w) { return gpu_is_tiled(g, w) && w->type != Q_F16; }
 
 bool gpu_experts_fit(const gpu *g, const be_block *w)
 {
     const be_dims *m = &g->base.dims;
     const be_weight *shared[] = {&w->gate_sh, &w->up_sh, &w->down_sh};
     for (int i = 0; i < 3; i++)
-        if (shared[i]->type != Q_Q8_0 || !gpu_is_tiled(shared[i]))
+        if (shared[i]->type != Q_Q8_0 || !gpu_is_tiled(g, shared[i]))
             return false;
-    bool router = gpu_is_tiled(&w->router) && (w->router.type == Q_F16 || w->router.type == Q_Q8_0);
-    return router && expert_type(&w->gate_exps) && w->up_exps.type == w->gate_exps.type && expert_type(&w->down_exps) &&
-           m->experts <= BLOCK_EXPERTS && m->used <= MOST_USED && m->ff % 256 == 0 && m->d % 256 == 0 &&
-           g->smem_most >= sizeof(down_room<1, 6>) && g->smem_most >= sizeof(down_room<2, 1>) &&
+    bool router = gpu_is_tiled(g, &w->router) && (w->router.type == Q_F16 || w->router.type == Q_Q8_0);
+    return router && expert_type(g, &w->gate_exps) && w->up_exps.type == w->gate_exps.type &&
+           expert_type(g, &w->down_exps) && m->experts <= BLOCK_EXPERTS && m->used <= MOST_USED && m->ff % 256 == 0 &&
+           m->d % 256 == 0 && g->smem_most >= sizeof(down_room<1, 6>) && g->smem_most >= sizeof(down_room<2, 1>) &&
            g->smem_most >= sizeof(gate_room<1, 6>);
 }

@@ -36,9 +36,9 @@ enum {
     GPU_MAX_STREAMS = 8,
     GPU_MAX_USED = 16, /* experts of a token */
     GPU_MAX_EXPERTS = 1024,
-    GPU_STAGES = 2, /* pinned staging buffers */
+    GPU_STAGES = 2,  /* pinned staging buffers */
     GPU_RAISED = 64, /* kernels with more shared memory than the default limit */
-    GPU_STEPS = 64, /* captured steps kept */
+    GPU_STEPS = 64,  /* captured steps kept */
 };
 
 /* Declares `name` as the block's dynamic shared memory. */
@@ -95,11 +95,12 @@ typedef struct gpu {
     enum be_act act;
     cudaStream_t stream;
     bool failed;
-    ds4_err error;     /* the first failure */
-    int sms;           /* multiprocessors */
-    bool chains;       /* the device has programmatic dependent launch */
-    size_t smem_limit; /* bytes of dynamic shared memory that a block may have */
-    size_t smem_most;  /* the same for kernels that gpu_raise_smem was called for */
+    ds4_err error;                  /* the first failure */
+    int sms;                        /* multiprocessors */
+    size_t compact_from;            /* bytes from which on a matrix is not made larger than it is in the file */
+    bool chains;                    /* the device has programmatic dependent launch */
+    size_t smem_limit;              /* bytes of dynamic shared memory that a block may have */
+    size_t smem_most;               /* the same for kernels that gpu_raise_smem was called for */
     const void *raised[GPU_RAISED]; /* these kernels */
     gpu_block *blocks;
     gpu_buf scratch[G_COUNT];
@@ -112,11 +113,11 @@ typedef struct gpu {
     gpu_fault *fault; /* pinned host memory: kernels write it when they must, the host reads it after a wait */
     char *shared;     /* pinned: what share() hands out */
     size_t shared_used;
-    const int32_t *when;   /* device: 0 = operations may do nothing; NULL: they must work */
-    int fault_in; /* tests: the call of the runtime that is to fail, counted down; 0: none */
-    const uint64_t *grid;  /* device: the IQ2_XXS lattice */
-    open_streams pending;  /* left by the fused block */
-    int rank;              /* largest query rank of a fused block */
+    const int32_t *when;  /* device: 0 = operations may do nothing; NULL: they must work */
+    int fault_in;         /* tests: the call of the runtime that is to fail, counted down; 0: none */
+    const uint64_t *grid; /* device: the IQ2_XXS lattice */
+    open_streams pending; /* left by the fused block */
+    int rank;             /* largest query rank of a fused block */
     gpu_step step[GPU_STEPS];
     gpu_step *open;      /* the step between begin and end, or NULL */
     bool capturing;      /* of `open` */
@@ -160,8 +161,7 @@ static inline void gpu_launch(gpu *g, const char *name, const char *file, int li
     gpu_launch(g, #kernel, __FILE__, __LINE__, true, kernel, grid, block, smem, __VA_ARGS__)
 
 /* Lets a kernel have `bytes` of dynamic shared memory; false after a failure. */
-template <class... P>
-static inline bool gpu_raise_smem(gpu *g, void (*kernel)(P...), size_t bytes)
+template <class... P> static inline bool gpu_raise_smem(gpu *g, void (*kernel)(P...), size_t bytes)
 {
     const void *k = reinterpret_cast<const void *>(kernel);
     int i = 0;
@@ -203,7 +203,7 @@ void gpu_steps_close(gpu *g);
 
 /* --- bind.cu --- */
 int gpu_bind(backend *b, be_weight *w, ds4_err *e);
-size_t gpu_weight_bytes(const be_weight *w); /* in the device's layout */
+size_t gpu_weight_bytes(backend *b, const be_weight *w); /* in the device's layout */
 /* Rows [first, first + rows) of a matrix, in the file's layout in device memory, into the device's layout at `to`.
  * units: gpu_pack_room bytes of device memory. first and rows: multiples of 16 unless the matrix's last. */
 size_t gpu_pack_room(const be_weight *w, int64_t rows);

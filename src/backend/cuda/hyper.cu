@@ -204,7 +204,7 @@ bool gpu_hyper_fits(const gpu *g, const be_hc *hc)
 {
     const be_dims *m = &g->base.dims;
     return m->streams == 4 && m->d % 256 == 0 && (hc->fn.type == Q_F16 || hc->fn.type == Q_F32) &&
-           hc->fn.ne0 == 4 * m->d && !gpu_is_tiled(&hc->fn);
+           hc->fn.ne0 == 4 * m->d && !gpu_is_tiled(g, &hc->fn);
 }
 
 size_t gpu_hyper_part_bytes(const gpu *g)

@@ -169,7 +169,7 @@ static void run_tiled(gpu *g, int row0, int n, const be_linear *jobs, int k, boo
 /* Tiles can be used: int8 activations, groups of whole tiles, every input of a form's size. */
 static bool takes_tiles(const gpu *g, const be_linear *j)
 {
-    return g->act == BE_ACT_Q8 && gpu_is_tiled(j->w) && j->w->ne1 % (TILE_ROWS * (int64_t)j->groups) == 0;
+    return g->act == BE_ACT_Q8 && gpu_is_tiled(g, j->w) && j->w->ne1 % (TILE_ROWS * (int64_t)j->groups) == 0;
 }
 
 static void run_linear(gpu *g, int n, const be_linear *jobs, int k, bool add)

@@ -161,7 +161,7 @@ bool gpu_chain(backend *b, int n, const be_weight *w1, const be_weight *w2, be_c
     gpu *g = gpu_of(b);
     chain_args a = {};
     mm_args plan = {};
-    if (g->act != BE_ACT_Q8 || !gpu_is_tiled(w2) || w1->ne0 > CHAIN_RANK || w1->ne0 != w2->ne0 ||
+    if (g->act != BE_ACT_Q8 || !gpu_is_tiled(g, w2) || w1->ne0 > CHAIN_RANK || w1->ne0 != w2->ne0 ||
         w2->ne1 != b->dims.vocab)
         return false;
     if (!gpu_ok(g) || !chain_forms(g, w2, &a.forms))

@@ -2,8 +2,6 @@
  * MM_WARPS / splits tiles; the warps of a tile take ranges of its chunks, and their parts are added in order. */
 #include "backend/cuda/products.cuh"
 
-bool gpu_is_tiled(const be_weight *w) { return tile_fits(w->type, w->ne0, w->ne1); }
-
 tiled gpu_tiled(const be_weight *w)
 {
     tiled t = {};

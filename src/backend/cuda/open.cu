@@ -207,6 +207,7 @@ extern "C" int cuda_open(backend **out, const backend_options *o, ds4_err *e)
     g->base.unified = prop.integrated;
     g->act = o->act;
     g->sms = prop.multiProcessorCount;
+    g->compact_from = prop.totalGlobalMem < ((size_t)125 << 30) ? (size_t)256 << 20 : SIZE_MAX;
     g->chains = prop.major >= 9;
     g->smem_limit = prop.sharedMemPerBlock;
     g->smem_most = prop.sharedMemPerBlockOptin;

@@ -3,6 +3,7 @@
 #define DS4_BACKEND_CUDA_PRODUCTS_CUH
 
 #include "backend/cuda/narrow.cuh"
+#include "backend/cuda/view.cuh"
 
 enum {
     MM_JOBS = 8,
@@ -20,7 +21,6 @@ typedef struct tiled {
     int tiles, chunks; /* tiles of a slice, chunks of a tile */
 } tiled;
 
-bool gpu_is_tiled(const be_weight *w);
 tiled gpu_tiled(const be_weight *w);
 
 typedef struct mm_job {

@@ -51,7 +51,7 @@ int gpu_synth(backend *b, be_weight *w, uint64_t seed, float scale, ds4_err *e)
         return ds4_fail(e, DS4_EMODEL, "tensor %s: random weights of type %s and %lld inputs cannot be made", w->name,
                         quant_type_name(w->type), (long long)w->ne0);
     w->row_bytes = quant_row_bytes(w->type, (uint64_t)w->ne0);
-    uint8_t *to = (uint8_t *)gpu_alloc(g, gpu_weight_bytes(w));
+    uint8_t *to = (uint8_t *)gpu_alloc(g, gpu_weight_bytes(b, w));
     if (to)
         fill_rows(g, w, &r, seed, to);
     if (!gpu_ok(g))

@@ -4,9 +4,18 @@
 
 #include "backend/cuda/tile.cuh"
 
+/* Whether a matrix lies in tiles. IQ2_XXS takes 1.55 times its bytes there: where memory is short, large matrices of
+ * that type stay rows of units. */
+static inline bool gpu_is_tiled(const gpu *g, const be_weight *w)
+{
+    if (w->type == Q_IQ2_XXS && (size_t)(unit_row_bytes(w->type, w->ne0) * w->ne1 * w->ne2) >= g->compact_from)
+        return false;
+    return tile_fits(w->type, w->ne0, w->ne1);
+}
+
 static inline wview view_of(const gpu *g, const be_weight *w)
 {
-    bool tiled = tile_fits(w->type, w->ne0, w->ne1);
+    bool tiled = gpu_is_tiled(g, w);
     int64_t row = tiled ? tile_bytes(w->type, w->ne0) : unit_row_bytes(w->type, w->ne0);
     return wview{(const uint8_t *)w->data, g->grid, w->ne1, row, (int)w->ne0, w->type, tiled};
 }
