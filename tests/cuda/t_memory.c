@@ -1,6 +1,7 @@
 /* t_memory.c: too little device memory must be refused before anything is loaded, in one line that says what would fit;
  * and what is planned must cover what is then taken, or loading dies half way. */
 #include "cuda/util_mini.h"
+#include "file/quant.h"
 #include "model/memory.h"
 #include "util/unit.h"
 
@@ -123,12 +124,36 @@ static void the_plan_covers_what_is_taken(void **state)
     rig_close(&r);
 }
 
+/* Tiles of IQ2_XXS take 1.55 times the file's bytes. A card with little memory must not lose a model to them; small
+ * matrices and large cards take the faster form. */
+static void large_two_bit_matrices_keep_their_size_where_memory_is_short(void **state)
+{
+    (void)state;
+    ds4_err e = {0};
+    backend *b = NULL;
+    backend_options o = {"cuda", 1, BE_ACT_Q8};
+    size_t free_bytes, total, own;
+    mini_need_gpu();
+    assert_int_equal(backend_open(&b, &o, &e), 0);
+    assert_int_equal(b->op->memory(b, 0, &free_bytes, &total, &own, &e), 0);
+    be_weight w = {.name = "experts", .type = Q_IQ2_XXS, .ne0 = 4096, .ne1 = 2048, .ne2 = 256};
+    const double file = 66.0 / 256 * 4096 * 2048;
+    const double large = (double)b->op->weight_bytes(b, &w) / (file * 256);
+    w.ne2 = 1;
+    const double small = (double)b->op->weight_bytes(b, &w) / file;
+    const bool is_short = total < (size_t)125 << 30;
+    assert_true(large > 0.99 && small > 1.5 && small < 1.6);
+    assert_true(is_short ? large < 1.05 : large > 1.5);
+    b->op->close(b);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(too_large_a_context_is_refused_before_loading),
         cmocka_unit_test(too_small_a_device_is_refused_before_loading),
         cmocka_unit_test(the_plan_covers_what_is_taken),
+        cmocka_unit_test(large_two_bit_matrices_keep_their_size_where_memory_is_short),
     };
     return cmocka_run_group_tests_name("plan of device memory", tests, NULL, NULL);
 }

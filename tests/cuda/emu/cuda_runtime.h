@@ -303,6 +303,7 @@ struct cudaDeviceProp {
     int major, minor, multiProcessorCount;
     size_t sharedMemPerBlock, sharedMemPerBlockOptin, sharedMemPerMultiprocessor;
     int l2CacheSize, integrated;
+    size_t totalGlobalMem;
 };
 size_t emu_smem_of(const void *kernel, size_t raise); /* what the kernel may have; raise: 0 = only ask */
 template <class F> static inline cudaError_t cudaFuncSetAttribute(F *kernel, cudaFuncAttribute what, int value)

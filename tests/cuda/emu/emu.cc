@@ -289,7 +289,7 @@ cudaError_t cudaGetDeviceCount(int *n) { return *n = 1, cudaSuccess; }
 cudaError_t cudaSetDevice(int) { return cudaSuccess; }
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int)
 {
-    *p = cudaDeviceProp{"emulation", 9, 0, 2, 48 << 10, EMU_SMEM, EMU_SMEM + 1024, 50 << 20};
+    *p = cudaDeviceProp{"emulation", 9, 0, 2, 48 << 10, EMU_SMEM, EMU_SMEM + 1024, 50 << 20, 0, device_bytes()};
     return cudaSuccess;
 }
 cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total)
