@@ -18,50 +18,41 @@
  * ones. */
 #include "backend/cuda/block.cuh"
 
-typedef struct cutter {
-    char *base;
-    size_t used;
-} cutter;
-
-static void *take(cutter *c, size_t bytes)
+static float *take_floats(gpu_cutter *c, size_t rows, size_t n)
 {
-    void *p = c->base ? c->base + c->used : NULL;
-    c->used += (bytes + 255) / 256 * 256;
-    return p;
+    return (float *)gpu_cut(c, rows * n * sizeof(float));
 }
 
-static float *take_floats(cutter *c, size_t rows, size_t n) { return (float *)take(c, rows * n * sizeof(float)); }
-
-static qrows take_rows(cutter *c, size_t rows, int n, int group)
+static qrows take_rows(gpu_cutter *c, size_t rows, int n, int group)
 {
     qrows q = {};
     q.ld = n;
     q.group = group;
-    q.q = (int8_t *)take(c, rows * (size_t)n);
-    q.d = (float *)take(c, rows * (size_t)(n / group + 1) * sizeof(float));
-    q.sum = group == 256 ? (int16_t *)take(c, rows * (size_t)(n / 16) * sizeof(int16_t)) : NULL;
+    q.q = (int8_t *)gpu_cut(c, rows * (size_t)n);
+    q.d = (float *)gpu_cut(c, rows * (size_t)(n / group + 1) * sizeof(float));
+    q.sum = group == 256 ? (int16_t *)gpu_cut(c, rows * (size_t)(n / 16) * sizeof(int16_t)) : NULL;
     return q;
 }
 
-static mm_forms take_forms(cutter *c, size_t rows, int n)
+static mm_forms take_forms(gpu_cutter *c, size_t rows, int n)
 {
     mm_forms f;
     f.q32 = take_rows(c, rows, n, 32);
     f.q256 = take_rows(c, rows, n, 256);
-    f.h = hrows{(uint4 *)take(c, rows * (size_t)n * 4), n};
+    f.h = hrows{(uint4 *)gpu_cut(c, rows * (size_t)n * 4), n};
     return f;
 }
 
 static int larger(int a, int b) { return a > b ? a : b; }
 
 /* rank: the largest query rank seen; the room is cut anew for every block, so all blocks must agree on its sizes. */
-static void cut_room(const be_dims *m, int rank, size_t part, block_room *k, cutter *c)
+static void cut_room(const be_dims *m, int rank, size_t part, block_room *k, gpu_cutter *c)
 {
     const size_t n = BE_NARROW, visits = n * (size_t)m->used;
     k->mix = take_floats(c, GPU_MAX_ROWS, 24);
     k->out = take_floats(c, GPU_MAX_ROWS, (size_t)m->d);
-    k->counters = (int *)take(c, (COUNT_SHARED + (visits + 1) * (size_t)(m->ff / 32)) * sizeof(int));
-    k->part = (float *)take(c, part);
+    k->counters = (int *)gpu_cut(c, (COUNT_SHARED + (visits + 1) * (size_t)(m->ff / 32)) * sizeof(int));
+    k->part = (float *)gpu_cut(c, part);
     k->x = take_forms(c, n, m->d);
     k->qn = take_forms(c, n, rank);
     k->qa = take_floats(c, n, (size_t)rank);
@@ -73,28 +64,28 @@ static void cut_room(const be_dims *m, int rank, size_t part, block_room *k, cut
     k->index_w = take_floats(c, n, (size_t)m->idx_heads);
     k->q = take_floats(c, n, (size_t)(m->heads * m->head_dim));
     k->index_q = take_floats(c, n, (size_t)(m->idx_heads * m->idx_dim));
-    k->sel = (int32_t *)take(c, n * (size_t)m->idx_topk * sizeof(int32_t));
+    k->sel = (int32_t *)gpu_cut(c, n * (size_t)m->idx_topk * sizeof(int32_t));
     k->attn = take_rows(c, n, m->heads * m->head_dim, 32);
     k->low = take_rows(c, n, m->groups * m->group_rank, 32);
     k->logits = take_floats(c, n, (size_t)m->experts);
     k->weights = take_floats(c, n, (size_t)m->used);
-    k->ids = (int32_t *)take(c, visits * sizeof(int32_t));
-    k->groups = (visit_groups *)take(c, sizeof *k->groups);
+    k->ids = (int32_t *)gpu_cut(c, visits * sizeof(int32_t));
+    k->groups = (visit_groups *)gpu_cut(c, sizeof *k->groups);
     k->hidden = take_floats(c, visits, (size_t)m->ff);
     k->mid = take_rows(c, visits, m->ff, 32); /* room for either group: scales for 32, sums for 256 */
-    k->mid.sum = (int16_t *)take(c, visits * (size_t)(m->ff / 16) * sizeof(int16_t));
+    k->mid.sum = (int16_t *)gpu_cut(c, visits * (size_t)(m->ff / 16) * sizeof(int16_t));
     k->shidden = take_floats(c, n, (size_t)m->ff);
     k->smid = take_rows(c, n, m->ff, 32);
 }
 
 static bool get_room(gpu *g, int rank, block_room *k)
 {
-    cutter c = {NULL, 0};
+    gpu_cutter c = {NULL, 0};
     size_t part = gpu_hyper_part_bytes(g);
     g->rank = larger(g->rank, rank);
     cut_room(&g->base.dims, g->rank, part, k, &c);
     bool fresh = g->scratch[G_BLOCK].bytes < c.used;
-    c = cutter{(char *)gpu_scratch_get(g, G_BLOCK, c.used), 0};
+    c = gpu_cutter{(char *)gpu_scratch_get(g, G_BLOCK, c.used), 0};
     if (!c.base)
         return false;
     if (fresh && !GPU_CHECK(g, cudaMemsetAsync(c.base, 0, g->scratch[G_BLOCK].bytes, g->stream)))

@@ -272,7 +272,6 @@ static __global__ void __launch_bounds__(MM_THREADS, MM_RESIDENT) down_rows(cons
         chain_wait();
     }
     int unit0 = (warp + MM_WARPS - SHARED_SPLITS) % MM_WARPS, per = a.down.chunks / a.splits;
-    (void)a.groups->group[unit0 / a.splits].visit[0]; /* on its way with the count */
     int units = a.splits * a.groups->count, wanted = rows_wanted(a.r);
     int mine = (units - unit0 + MM_WARPS - 1) / MM_WARPS;
     down_source<CT, R> src = {a, unit0, tile, lane, 0, s};

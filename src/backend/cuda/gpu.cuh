@@ -179,6 +179,19 @@ static inline unsigned gpu_blocks(int64_t work, int per_block)
     return (unsigned)((work + per_block - 1) / per_block);
 }
 
+/* Cuts pieces from one allocation; with base NULL it only counts their bytes. */
+typedef struct gpu_cutter {
+    char *base;
+    size_t used;
+} gpu_cutter;
+
+static inline void *gpu_cut(gpu_cutter *c, size_t bytes)
+{
+    void *p = c->base ? c->base + c->used : NULL;
+    c->used += (bytes + 255) / 256 * 256;
+    return p;
+}
+
 /* --- memory.cu --- */
 void *gpu_alloc(gpu *g, size_t bytes); /* zeroed; NULL and a sticky error if there is none */
 void *gpu_share(backend *b, size_t bytes);

@@ -84,37 +84,25 @@ static int run_jobs(gpu *g, int n, const be_linear *jobs, int k, bool add)
 
 /* --- weights in tiles --- */
 
-typedef struct form_cut {
-    char *base;
-    size_t used;
-} form_cut;
-
-static void *cut(form_cut *c, size_t bytes)
-{
-    void *p = c->base ? c->base + c->used : NULL;
-    c->used += (bytes + 255) / 256 * 256;
-    return p;
-}
-
 /* Room for the forms that a job of this type needs; those of an earlier job with the same input are kept. */
-static void add_form(form_cut *c, mm_forms *f, const be_linear *j)
+static void add_form(gpu_cutter *c, mm_forms *f, const be_linear *j)
 {
     size_t rows = BE_NARROW, k = (size_t)j->w->ne0 * (size_t)j->groups;
     int ld = (int)k, group = unit_group(j->w->type);
     if (group == 0 && !f->h.ld)
-        f->h = hrows{(uint4 *)cut(c, rows * k * 4), ld};
+        f->h = hrows{(uint4 *)gpu_cut(c, rows * k * 4), ld};
     qrows *q = group == 32 ? &f->q32 : &f->q256;
     if (group && !q->ld) {
         q->ld = ld;
         q->group = group;
-        q->q = (int8_t *)cut(c, rows * k);
-        q->d = (float *)cut(c, rows * k / (size_t)group * 4);
-        q->sum = group == 256 ? (int16_t *)cut(c, rows * k / 8) : NULL;
+        q->q = (int8_t *)gpu_cut(c, rows * k);
+        q->d = (float *)gpu_cut(c, rows * k / (size_t)group * 4);
+        q->sum = group == 256 ? (int16_t *)gpu_cut(c, rows * k / 8) : NULL;
     }
 }
 
 /* Inputs of the jobs: equal ones share their forms. */
-static int plan_forms(form_cut *c, mm_forms *forms, int *of, const be_linear *jobs, int k)
+static int plan_forms(gpu_cutter *c, mm_forms *forms, int *of, const be_linear *jobs, int k)
 {
     int count = 0;
     for (int i = 0; i < k; i++) {
@@ -135,9 +123,9 @@ static void run_tiled(gpu *g, int row0, int n, const be_linear *jobs, int k, boo
 {
     mm_forms forms[MM_JOBS];
     int of[MM_JOBS];
-    form_cut room = {NULL, 0};
+    gpu_cutter room = {NULL, 0};
     plan_forms(&room, forms, of, jobs, k);
-    room = form_cut{(char *)gpu_scratch_get(g, G_ACT, room.used), 0};
+    room = gpu_cutter{(char *)gpu_scratch_get(g, G_ACT, room.used), 0};
     if (!room.base)
         return;
     int count = plan_forms(&room, forms, of, jobs, k);

@@ -85,23 +85,10 @@ template <int CT> DEV float sum_parts(const float *part, int first_warp, int spl
     return v;
 }
 
-/* Reciprocal of the scale for a largest magnitude (as bits); act.cu states the rule. */
-DEV float quant_scale(uint32_t top, float *recip)
-{
-    *recip = 0;
-    if (top >= 0x7f800000u)
-        return __uint_as_float(0x7fc00000u);
-    float d = __fdiv_rn(__uint_as_float(top), 127.0f), r = __fdiv_rn(1.0f, d);
-    if (r > 3.402823466e38f)
-        return 0;
-    *recip = r;
-    return d;
-}
-
 /* A warp quantises 32 numbers, one per lane, to out[row][at ..]. */
 DEV void warp_quantise32(const qrows &out, int row, int at, float v, int lane)
 {
-    float recip, d = quant_scale(warp_max(__float_as_uint(v) & 0x7fffffffu), &recip);
+    float recip, d = group_scale(warp_max(__float_as_uint(v) & 0x7fffffffu), &recip);
     int q = recip == 0 ? 0 : __float2int_rn(__fmul_rn(v, recip));
     int64_t to = (int64_t)row * out.ld + at;
     out.q[to + lane] = (int8_t)q;
@@ -128,7 +115,7 @@ DEV void warp_forms(const mm_forms &f, int row, int at, const float (&v)[8], int
         const qrows &q = large ? f.q256 : f.q32;
         if (!q.q)
             continue;
-        float recip, d = quant_scale(large ? top : small, &recip);
+        float recip, d = group_scale(large ? top : small, &recip);
         uint32_t w[2] = {0, 0};
         int sum = 0, to = row * q.ld + at + 8 * lane;
 #pragma unroll
